@@ -1,0 +1,129 @@
+"""What a checkpoint is and can do: read from its config files, used to check a request before any work. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from raydiance.models.spec import FieldError, Spec, Task
+
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """Used where a request is silent. Sizes in pixels."""
+
+    height: int
+    width: int
+    num_frames: int
+    fps: int
+    num_inference_steps: int
+    guidance_scale: float
+    strength: float = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """Args:
+    id: the name the model is served under.
+    size_multiple: height and width are multiples of it (VAE factor times patch).
+    frame_stride: num_frames is `frame_stride * k + 1`.
+    max_tokens: the longest sequence that one request may bring to the transformer.
+    roles: image roles that the family honours, by task.
+    """
+
+    id: str
+    family: str
+    tasks: tuple[Task, ...]
+    defaults: Defaults
+    size_multiple: int
+    frame_stride: int
+    spatial_factor: int
+    temporal_factor: int
+    patch: tuple[int, int, int]
+    max_side: int = 4096
+    max_frames: int = 1025
+    max_tokens: int = 200_000
+    max_steps: int = 200
+    max_prompt_chars: int = 8_000
+    max_guidance: float = 100.0
+    max_fps: int = 120
+    created: int = 0
+
+    def num_tokens(self, height: int, width: int, num_frames: int) -> int:
+        """Length of the transformer's video sequence."""
+        frames = (num_frames - 1) // self.temporal_factor + 1
+        rows, cols = height // self.spatial_factor, width // self.spatial_factor
+        return (frames // self.patch[0]) * (rows // self.patch[1]) * (cols // self.patch[2])
+
+    def check(self, spec: Spec) -> Spec:
+        """Returns the spec; raises FieldError that names the field, the value and the limit."""
+        if spec.task not in self.tasks:
+            raise FieldError("task", f"model '{self.id}' cannot do '{spec.task}'; it does {', '.join(self.tasks)}")
+        _text("prompt", spec.prompt, self.max_prompt_chars, required=True)
+        _text("negative_prompt", spec.negative_prompt, self.max_prompt_chars, required=False)
+        for name, side in (("height", spec.height), ("width", spec.width)):
+            _between(name, side, self.size_multiple, self.max_side)
+            if side % self.size_multiple:
+                raise FieldError(name, f"{name}={side} must be a multiple of {self.size_multiple}")
+        self._check_frames(spec)
+        _between("num_inference_steps", spec.num_inference_steps, 1, self.max_steps)
+        _between("guidance_scale", spec.guidance_scale, 0.0, self.max_guidance)
+        _between("fps", spec.fps, 1, self.max_fps)
+        _between("seed", spec.seed, 0, MAX_SEED)
+        _between("strength", spec.strength, 0.0, 1.0)
+        if spec.task == "image-to-image" and int(spec.num_inference_steps * spec.strength) < 1:
+            raise FieldError(
+                "strength",
+                f"strength={spec.strength} of num_inference_steps={spec.num_inference_steps} leaves no step to run",
+            )
+        tokens = self.num_tokens(spec.height, spec.width, spec.num_frames)
+        if tokens > self.max_tokens:
+            raise FieldError(
+                "size",
+                f"{spec.width}x{spec.height} with {spec.num_frames} frames is {tokens} tokens; "
+                f"the limit of model '{self.id}' is {self.max_tokens}",
+            )
+        if spec.extra:
+            name = next(iter(spec.extra))
+            raise FieldError(name, f"model '{self.id}' has no parameter '{name}'")
+        return spec
+
+    def _check_frames(self, spec: Spec) -> None:
+        if not spec.is_video and spec.num_frames != 1:
+            raise FieldError("num_frames", f"num_frames={spec.num_frames} must be 1 for {spec.task}")
+        _between("num_frames", spec.num_frames, 1, self.max_frames)
+        if (spec.num_frames - 1) % self.frame_stride:
+            near = (spec.num_frames - 1) // self.frame_stride * self.frame_stride + 1
+            raise FieldError(
+                "num_frames",
+                f"num_frames={spec.num_frames} must be {self.frame_stride}k+1 "
+                f"(nearest: {near} and {near + self.frame_stride})",
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ModelCard:
+        return cls(
+            **{
+                **values,
+                "defaults": Defaults(**values["defaults"]),
+                "tasks": tuple(values["tasks"]),
+                "patch": tuple(values["patch"]),
+            }
+        )
+
+
+def _text(name: str, text: str, limit: int, *, required: bool) -> None:
+    if required and not text.strip():
+        raise FieldError(name, f"{name} is empty; it needs at least 1 character")
+    if len(text) > limit:
+        raise FieldError(name, f"{name} has {len(text)} characters; the limit is {limit}")
+
+
+def _between(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:  # also refuses NaN
+        raise FieldError(name, f"{name}={value} must be between {low} and {high}")

@@ -1,0 +1,192 @@
+"""The one typed configuration: for the command line, the Serve config file and the chart. Frozen, unknown keys refused."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
+
+from raydiance.serve.errors import ConfigError
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+def _as_list(value: object) -> object:
+    return [v.strip() for v in value.split(",") if v.strip()] if isinstance(value, str) else value
+
+
+class ModelConfig(Section):
+    """One served model. `path` is `tiny`, a diffusers folder or a hub id; `name` what clients call it."""
+
+    path: str = "tiny"
+    name: str | None = None
+    revision: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+
+    @property
+    def id(self) -> str:
+        return self.name or Path(self.path).name
+
+
+class TextEncoderConfig(Section):
+    num_replicas: int = Field(1, ge=1, le=64)
+    num_cpus: float = Field(0.2, ge=0)
+    num_gpus: float = Field(0, ge=0)
+    max_batch_size: int = Field(16, ge=1, le=256)
+    batch_wait_s: float = Field(0.002, ge=0, le=1)
+    cache_entries: int = Field(1024, ge=0)
+
+
+class DenoiserConfig(Section):
+    """`max_batch_size` and `max_batch_tokens` bound one forward; `max_active` the trajectories that a replica holds."""
+
+    num_replicas: int = Field(1, ge=1, le=1024)
+    num_cpus: float = Field(0.5, ge=0)
+    num_gpus: float = Field(0, ge=0)
+    num_threads: int = Field(0, ge=0, description="torch threads; 0 = the machine's cores")
+    max_batch_size: int = Field(8, ge=1, le=256)
+    max_batch_tokens: int = Field(65_536, ge=1)
+    max_active: int = Field(64, ge=1)
+    checkpoint_interval_s: float = Field(2.0, gt=0)
+
+
+class VAEDecoderConfig(Section):
+    num_replicas: int = Field(1, ge=1, le=64)
+    num_cpus: float = Field(0.2, ge=0)
+    num_gpus: float = Field(0, ge=0)
+
+
+class StorageConfig(Section):
+    """`database`: sqlite:///FILE or postgresql://…; `artifacts`: a folder, or s3://bucket/prefix."""
+
+    database: str = "sqlite:///raydiance-data/jobs.db"
+    artifacts: str = "raydiance-data/artifacts"
+    artifact_ttl_s: float = Field(7 * 86_400, gt=0)
+    sweep_interval_s: float = Field(60, gt=0)
+
+
+class LimitsConfig(Section):
+    max_queued_jobs: int = Field(1_000, ge=1)
+    max_body_bytes: int = Field(64 << 20, ge=1024)
+    max_image_bytes: int = Field(20 << 20, ge=1024)
+    max_image_pixels: int = Field(40_000_000, ge=1)
+    fetch_timeout_s: float = Field(10, gt=0)
+    sync_timeout_s: float = Field(600, gt=0, description="the longest that a synchronous image request waits")
+
+
+class WebhookConfig(Section):
+    """`secret` signs deliveries as Standard Webhooks do (`whsec_` + base64); without one, requests with a webhook are
+    refused. `max_attempts` deliveries, the first retry after `first_retry_s`, doubling."""
+
+    secret: SecretStr | None = None
+    max_attempts: int = Field(8, ge=1, le=32)
+    first_retry_s: float = Field(1.0, gt=0)
+    timeout_s: float = Field(10, gt=0)
+
+
+class NetworkConfig(Section):
+    """`allow_hosts`: hosts (name or address) that may be fetched from or called although they are private."""
+
+    allow_hosts: Annotated[list[str], BeforeValidator(_as_list)] = []
+
+
+class HTTPConfig(Section):
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65_535)
+    num_replicas: int = Field(1, ge=1, le=64)
+    api_key_sha256: Annotated[list[str], BeforeValidator(_as_list)] = Field(
+        default=[], description="hex SHA-256 of the keys that are let in; empty = open, on loopback only"
+    )
+
+    @model_validator(mode="after")
+    def _keys_when_exposed(self) -> HTTPConfig:
+        if any(len(k) != 64 or set(k.lower()) - set("0123456789abcdef") for k in self.api_key_sha256):
+            raise ValueError("api_key_sha256 takes 64 hex digits a key: printf %s KEY | sha256sum")
+        return self
+
+    @property
+    def is_loopback(self) -> bool:
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+class Config(Section):
+    """Everything that can be set. `model: tiny` is short for `models: [{path: tiny}]`."""
+
+    models: list[ModelConfig] = Field([ModelConfig()], min_length=1)
+    text_encoder: TextEncoderConfig = TextEncoderConfig()
+    denoiser: DenoiserConfig = DenoiserConfig()
+    vae_decoder: VAEDecoderConfig = VAEDecoderConfig()
+    storage: StorageConfig = StorageConfig()
+    limits: LimitsConfig = LimitsConfig()
+    webhooks: WebhookConfig = WebhookConfig()
+    network: NetworkConfig = NetworkConfig()
+    http: HTTPConfig = HTTPConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_model(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or "model" not in values:
+            return values
+        if "models" in values:
+            raise ValueError("give model or models, not both")
+        rest = {k: v for k, v in values.items() if k != "model"}
+        return {**rest, "models": [{"path": values["model"]}]}
+
+    @model_validator(mode="after")
+    def _unique(self) -> Config:
+        names = [m.id for m in self.models]
+        if len(set(names)) != len(names):
+            raise ValueError(f"models must have distinct names; got {', '.join(names)}")
+        return self
+
+
+def load_config(values: dict[str, Any] | None = None, file: Path | None = None) -> Config:
+    """From a YAML file, overlaid by `values`; dotted keys reach into sections (`denoiser.num_threads`).
+
+    Values may be strings, as `serve run … key=value` gives them. Raises ConfigError that names the option.
+    """
+    merged: dict[str, Any] = {}
+    if file is not None:
+        try:
+            loaded = yaml.safe_load(file.read_text())
+        except (OSError, yaml.YAMLError) as e:
+            raise ConfigError(f"cannot read {file}: {e}") from e
+        if loaded is not None and not isinstance(loaded, dict):
+            raise ConfigError(f"{file} must hold a mapping of options, not a {type(loaded).__name__}")
+        merged = loaded or {}
+    for key, value in (values or {}).items():
+        _overlay(merged, key.split("."), value)
+    try:
+        return Config.model_validate(merged)
+    except ValidationError as e:
+        lines = [f"{'.'.join(str(p) for p in err['loc']) or 'config'}: {err['msg']}" for err in e.errors()]
+        raise ConfigError("; ".join(lines)) from e
+
+
+def _overlay(target: dict[str, Any], path: list[str], value: Any) -> None:
+    *sections, last = path
+    for section in sections:
+        target = target.setdefault(section, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"{'.'.join(path)}: '{section}' is not a section")
+    if isinstance(value, dict) and isinstance(target.get(last), dict):
+        for key, inner in value.items():
+            _overlay(target[last], [key], inner)
+    else:
+        target[last] = value
+
+
+def data_folder() -> Path:
+    """Where a server started by hand keeps its jobs: `$RAYDIANCE_DATA`, or ./raydiance-data."""
+    return Path(os.environ.get("RAYDIANCE_DATA", "raydiance-data")).absolute()

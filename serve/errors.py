@@ -1,0 +1,99 @@
+"""The exception tree, and its one mapping to HTTP.
+
+    RaydianceError
+    ├── InvalidRequest            400  a field that cannot be honoured; names it
+    ├── Unauthorized              401
+    ├── NotFound                  404
+    ├── Conflict                  409  wrong state, or an idempotency key with another body
+    ├── TooLarge                  413
+    ├── UnsupportedMedia          415
+    ├── TooManyRequests           429  carries retry_after_s
+    ├── GenerationFailed          500  the work itself failed; the job says why
+    ├── Unavailable               503  not ready, or the replica died: try again
+    └── ConfigError               (start only) an option that cannot be honoured
+
+All of them cross process boundaries by pickle, so arguments are positional and kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class RaydianceError(Exception):
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    default_code: ClassVar[str] = "server_error"
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, param, code)
+        self.message = message
+        self.param = param
+        self.code = code or self.default_code
+
+    def __str__(self) -> str:
+        return self.message
+
+    def to_dict(self) -> dict[str, Any]:
+        """OpenAI's error object."""
+        return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+
+
+class InvalidRequest(RaydianceError):
+    status = 400
+    type = "invalid_request_error"
+    default_code = "invalid_value"
+
+
+class Unauthorized(RaydianceError):
+    status = 401
+    type = "authentication_error"
+    default_code = "invalid_api_key"
+
+
+class NotFound(RaydianceError):
+    status = 404
+    type = "invalid_request_error"
+    default_code = "not_found"
+
+
+class Conflict(RaydianceError):
+    status = 409
+    type = "invalid_request_error"
+    default_code = "conflict"
+
+
+class TooLarge(RaydianceError):
+    status = 413
+    type = "invalid_request_error"
+    default_code = "too_large"
+
+
+class UnsupportedMedia(RaydianceError):
+    status = 415
+    type = "invalid_request_error"
+    default_code = "unsupported_media_type"
+
+
+class TooManyRequests(RaydianceError):
+    status = 429
+    type = "rate_limit_error"
+    default_code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.args = (message, retry_after_s)
+        self.retry_after_s = retry_after_s
+
+
+class GenerationFailed(RaydianceError):
+    default_code = "generation_failed"
+
+
+class Unavailable(RaydianceError):
+    status = 503
+    default_code = "unavailable"
+
+
+class ConfigError(RaydianceError):
+    default_code = "config_error"

@@ -1,0 +1,1 @@
+"""Jobs (SQL) and artifacts (object store)."""

@@ -1,0 +1,94 @@
+"""A job as it is kept: its request, its state machine, what it made and how long that took. No torch."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from raydiance.serve.request import GenerationRequest
+
+
+class JobState(StrEnum):
+    QUEUED = "queued"
+    IN_PROGRESS = "in_progress"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        return self in (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED)
+
+
+# state -> states it may become; in_progress -> queued is a restart after a crash
+TRANSITIONS: dict[JobState, frozenset[JobState]] = {
+    JobState.QUEUED: frozenset({JobState.IN_PROGRESS, JobState.FAILED, JobState.CANCELLED}),
+    JobState.IN_PROGRESS: frozenset({JobState.QUEUED, JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED}),
+    JobState.COMPLETED: frozenset(),
+    JobState.FAILED: frozenset(),
+    JobState.CANCELLED: frozenset(),
+}
+
+
+class Artifact(BaseModel):
+    """One file of a job. `key` is its place in the artifact store; `index` the sample."""
+
+    model_config = ConfigDict(frozen=True)
+
+    key: str
+    index: int
+    variant: Literal["content", "thumbnail", "spritesheet"] = "content"
+    content_type: str
+    size_bytes: int
+    width: int
+    height: int
+    num_frames: int = 1
+    fps: int | None = None
+    seed: int = 0
+
+
+class JobError(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    message: str
+    type: str = "server_error"
+    param: str | None = None
+    code: str = "generation_failed"
+
+
+class Job(BaseModel):
+    """Times are Unix seconds. `timings` are seconds per stage; `request` is as accepted, with its seed drawn."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    kind: Literal["image", "video"]
+    state: JobState = JobState.QUEUED
+    model: str
+    request: GenerationRequest
+    specs: list[dict[str, Any]]
+    progress: int = 0
+    attempt: int = 0
+    created_at: float
+    started_at: float | None = None
+    completed_at: float | None = None
+    expires_at: float | None = None
+    error: JobError | None = None
+    artifacts: list[Artifact] = []
+    timings: dict[str, float] = {}
+    remixed_from: str | None = None
+
+    def find(self, index: int = 0, variant: str = "content") -> Artifact | None:
+        return next((a for a in self.artifacts if a.index == index and a.variant == variant), None)
+
+
+def new_job_id(kind: str) -> str:
+    return f"{kind}_{uuid.uuid4().hex}"
+
+
+def now() -> float:
+    return time.time()

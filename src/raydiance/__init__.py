@@ -1,0 +1,1 @@
+"""Raydiance: image and video diffusion models served on a Ray cluster."""
