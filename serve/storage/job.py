@@ -82,6 +82,41 @@ class Job(BaseModel):
     timings: dict[str, float] = {}
     remixed_from: str | None = None
 
+    def public(self) -> dict[str, Any]:
+        """The job as clients see it: no storage keys, no webhook address, times in whole seconds."""
+
+        def seconds(at: float | None) -> int | None:
+            return None if at is None else int(at)
+
+        outputs = [
+            {**a.model_dump(exclude={"key", "variant"}), "url": f"/v1/jobs/{self.id}/content?index={a.index}"}
+            for a in self.artifacts
+            if a.variant == "content"
+        ]
+        spec = self.specs[0]
+        shown = ("prompt", "negative_prompt", "height", "width", "num_frames", "fps", "seed", "strength")
+        return {
+            "id": self.id,
+            "object": "job",
+            "kind": self.kind,
+            "status": self.state.value,
+            "model": self.model,
+            "task": spec["task"],
+            "progress": self.progress,
+            "created_at": seconds(self.created_at),
+            "started_at": seconds(self.started_at),
+            "completed_at": seconds(self.completed_at),
+            "expires_at": seconds(self.expires_at),
+            "n": len(self.specs),
+            "parameters": {k: spec[k] for k in (*shown, "num_inference_steps", "guidance_scale")},
+            "outputs": outputs,
+            "error": None if self.error is None else self.error.model_dump(),
+            "timings": self.timings,
+            "attempt": self.attempt,
+            "remixed_from": self.remixed_from,
+            "metadata": self.request.metadata,
+        }
+
     def find(self, index: int = 0, variant: str = "content") -> Artifact | None:
         return next((a for a in self.artifacts if a.index == index and a.variant == variant), None)
 

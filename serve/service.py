@@ -1,0 +1,228 @@
+"""What the HTTP API and the Python handle both stand on: accept a job, follow it, fetch what it made. No torch.
+
+It runs in every ingress replica. It reads and writes the jobs table and the artifact store directly, and talks to the
+dispatchers (one per model) through Serve handles; it never sees a tensor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Literal, Protocol
+
+from ray.exceptions import RayActorError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+
+from raydiance.models.card import ModelCard
+from raydiance.models.spec import FieldError
+from raydiance.serve.config import Config
+from raydiance.serve.errors import Conflict, InvalidRequest, NotFound, TooManyRequests, Unavailable
+from raydiance.serve.events import Event
+from raydiance.serve.inputs import store_inputs
+from raydiance.serve.request import GenerationRequest, resolve
+from raydiance.serve.storage.artifacts import ArtifactStore
+from raydiance.serve.storage.job import Artifact, Job, JobState, new_job_id, now
+from raydiance.serve.storage.jobs import JobStore
+
+log = logging.getLogger("ray.serve")
+LOST = (RayActorError, DeploymentUnavailableError, BackPressureError)
+RECONNECT_S = 0.5
+
+
+class DispatcherHandle(Protocol):
+    """The calls of `serve.dispatcher.Dispatcher`, over whatever carries them."""
+
+    async def card(self) -> ModelCard | None: ...
+    async def enqueue(self, job_id: str) -> None: ...
+    async def cancel(self, job_id: str) -> None: ...
+    def events(self, job_id: str, after: int) -> AsyncIterator[list[Event]]: ...
+
+
+class Service:
+    """Args:
+    dispatchers: by model name; the first is the default model.
+    """
+
+    def __init__(
+        self, config: Config, dispatchers: Mapping[str, DispatcherHandle], jobs: JobStore, artifacts: ArtifactStore
+    ) -> None:
+        self.config = config
+        self.jobs = jobs
+        self.artifacts = artifacts
+        self._dispatchers = dict(dispatchers)
+        self._cards: dict[str, ModelCard] = {}
+
+    async def ready(self) -> bool:
+        """Whether every model has finished its warm-up generation."""
+        return all([await self._card(name) is not None for name in self._dispatchers])
+
+    async def models(self) -> list[ModelCard]:
+        """The cards of the models that are ready."""
+        cards = [await self._card(name) for name in self._dispatchers]
+        return [c for c in cards if c is not None]
+
+    async def card(self, model: str | None) -> ModelCard:
+        """Raises NotFound for an unknown model, Unavailable while it warms up."""
+        name = model or next(iter(self._dispatchers))
+        if name not in self._dispatchers:
+            known = ", ".join(self._dispatchers)
+            raise NotFound(f"model '{name}' is not served here; there is {known}", "model", "model_not_found")
+        card = await self._card(name)
+        if card is None:
+            raise Unavailable(f"model '{name}' is still warming up; try again in a few seconds")
+        return card
+
+    async def _card(self, name: str) -> ModelCard | None:
+        if name not in self._cards:
+            try:
+                card = await self._dispatchers[name].card()
+            except LOST:
+                return None
+            if card is None:
+                return None
+            self._cards[name] = card
+        return self._cards[name]
+
+    async def submit(
+        self, request: GenerationRequest, *, idempotency_key: str | None = None, remixed_from: str | None = None
+    ) -> Job:
+        """Checks everything, stores the inputs and the job, and tells the dispatcher.
+
+        Raises InvalidRequest (naming the field and the limit), NotFound, Conflict (an idempotency key that came with
+        another body), TooManyRequests, Unavailable.
+        """
+        card = await self.card(request.model)
+        seed = secrets.randbelow(2**31) if request.seed is None else request.seed
+        try:
+            specs = resolve(request, card, seed)
+        except FieldError as e:
+            raise InvalidRequest(e.message, e.field) from e
+        if request.webhook is not None and self.config.webhooks.secret is None:
+            raise InvalidRequest("webhook is refused: this server has no webhooks.secret to sign with", "webhook")
+        body_hash = hashlib.sha256(request.model_dump_json().encode()).hexdigest() if idempotency_key else None
+        if idempotency_key:
+            earlier = await asyncio.to_thread(self.jobs.find_by_key, idempotency_key, body_hash)
+            if earlier is not None:
+                return earlier
+        await self._admit()
+        kind: Literal["image", "video"] = "video" if specs[0].is_video else "image"
+        job_id = new_job_id(kind)
+        stored = await store_inputs(
+            request,
+            prefix=job_id,
+            limits=self.config.limits,
+            network=self.config.network,
+            artifacts=self.artifacts,
+            allow_artifacts=remixed_from is not None,
+        )
+        job = Job(
+            id=job_id,
+            kind=kind,
+            model=card.id,
+            request=stored.model_copy(update={"seed": seed, "model": card.id}),
+            specs=[s.to_dict() for s in specs],
+            created_at=now(),
+            remixed_from=remixed_from,
+        )
+        job = await asyncio.to_thread(
+            lambda: self.jobs.create(job, idempotency_key=idempotency_key, body_hash=body_hash)
+        )
+        await self._tell(job)
+        return job
+
+    async def _admit(self) -> None:
+        limit = self.config.limits.max_queued_jobs
+        if await asyncio.to_thread(self.jobs.count_unfinished) >= limit:
+            raise TooManyRequests(f"{limit} jobs are waiting already (limits.max_queued_jobs)", retry_after_s=5)
+
+    async def _tell(self, job: Job) -> None:
+        try:
+            await self._dispatchers[job.model].enqueue(job.id)
+        except LOST as e:
+            # the job is in the table: the dispatcher takes up what is unfinished when it is back
+            log.warning("dispatcher of '%s' is away; job %s waits in the table: %s", job.model, job.id, e)
+
+    async def get(self, job_id: str) -> Job:
+        """Raises NotFound."""
+        return await asyncio.to_thread(self.jobs.get, job_id)
+
+    async def list(
+        self, *, kind: str | None = None, after: str | None = None, limit: int = 20, order: str = "desc"
+    ) -> tuple[list[Job], bool]:
+        """One page, and whether there is more. Raises NotFound for an unknown `after`."""
+        return await asyncio.to_thread(
+            lambda: self.jobs.list(kind=kind, after=after, limit=limit, order=order)
+        )
+
+    async def cancel(self, job_id: str) -> Job:
+        """The denoiser drops it within one step. A finished job stays as it is."""
+        job = await self.get(job_id)
+        if job.state.is_final:
+            return job
+        try:
+            job = await asyncio.to_thread(self.jobs.cancel, job_id)
+        except Conflict:
+            return await self.get(job_id)  # it finished in between
+        if job.model in self._dispatchers:
+            try:
+                await self._dispatchers[job.model].cancel(job_id)
+            except LOST as e:
+                log.warning("dispatcher of '%s' is away; job %s is cancelled in the table: %s", job.model, job_id, e)
+        return job
+
+    async def delete(self, job_id: str) -> Job:
+        """Cancels it if need be, then removes the job and its files."""
+        job = await self.cancel(job_id)
+        await self.artifacts.delete_prefix(job_id)
+        await asyncio.to_thread(self.jobs.delete, job_id)
+        return job
+
+    async def events(self, job_id: str, after: int = 0) -> AsyncIterator[Event]:
+        """Events with an id above `after`, to the final one. Survives the dispatcher's death. Raises NotFound."""
+        while True:
+            job = await self.get(job_id)
+            if job.state.is_final or job.model not in self._dispatchers:
+                yield final_event(job, after)
+                return
+            try:
+                async for batch in self._dispatchers[job.model].events(job_id, after):
+                    for event in batch:
+                        after = max(after, event.id)
+                        yield event
+                        if event.is_final:
+                            return
+            except (*LOST, RayTaskError) as e:
+                log.warning("events of job %s were cut, connecting again: %s", job_id, e)
+            await asyncio.sleep(RECONNECT_S)
+
+    async def wait(self, job_id: str) -> Job:
+        """Returns the job when it has ended."""
+        async for event in self.events(job_id):
+            if event.is_final:
+                break
+        return await self.get(job_id)
+
+    async def artifact(self, job_id: str, index: int = 0, variant: str = "content") -> Artifact:
+        """Raises NotFound (no such job or sample), Conflict (not finished)."""
+        job = await self.get(job_id)
+        if not job.state.is_final:
+            raise Conflict(f"job {job_id} is {job.state.value} ({job.progress}%); its content comes when it completes")
+        if job.state is not JobState.COMPLETED:
+            raise NotFound(f"job {job_id} is {job.state.value} and has no content", "id")
+        found = job.find(index, variant)
+        if found is None:
+            raise NotFound(f"job {job_id} has no {variant} of index {index}; it has {len(job.specs)} sample(s)", "index")
+        return found
+
+
+def final_event(job: Job, after: int = 0) -> Event:
+    """The last event of an ended job, for those who come late."""
+    state = job.state
+    kind: Literal["completed", "failed", "cancelled"] = (
+        "completed" if state is JobState.COMPLETED else "cancelled" if state is JobState.CANCELLED else "failed"
+    )
+    data: dict[str, Any] = job.public()
+    return Event(id=after + 1, type=kind, job_id=job.id, data=data)
