@@ -121,6 +121,11 @@ class Job(BaseModel):
         return next((a for a in self.artifacts if a.index == index and a.variant == variant), None)
 
 
+def artifact_prefix(job_id: str) -> str:
+    """Where all files of a job lie in the artifact store: its inputs, its results. They are deleted together."""
+    return f"jobs/{job_id}"
+
+
 def new_job_id(kind: str) -> str:
     return f"{kind}_{uuid.uuid4().hex}"
 

@@ -1,0 +1,204 @@
+"""Jobs in SQL: every transition is one conditional UPDATE, so that of two racing processes exactly one wins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from sqlalchemy import Select, delete, func, select, tuple_, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from raydiance.serve.errors import Conflict, InvalidRequest, NotFound, RaydianceError
+from raydiance.serve.storage.job import TRANSITIONS, Artifact, Job, JobError, JobState, now
+from raydiance.serve.storage.outbox import Outbox
+from raydiance.serve.storage.tables import JobRow
+
+MAX_KEY_CHARS = 255
+Jobs = list[Job]  # inside the class, `list` is its method
+FINAL = [s.value for s in JobState if s.is_final]
+
+
+class JobStore(Outbox):
+    """All jobs of one deployment. Synchronous and thread-safe; several processes may share one database.
+
+    Args:
+        url: see `Database`.
+        ended_ttl_s: seconds for which failed and cancelled jobs are kept; completed ones are told when they expire.
+
+    Every method raises Unavailable when the database does not answer.
+    """
+
+    def __init__(self, url: str, *, ended_ttl_s: float = 7 * 86_400) -> None:
+        super().__init__(url)
+        self._ended_ttl_s = ended_ttl_s
+
+    def create(self, job: Job, *, idempotency_key: str | None = None, body_hash: str | None = None) -> Job:
+        """Store a new job. With a key that was used before, the earlier job is returned.
+
+        Raises:
+            Conflict: the key was used with another body (`param` is "Idempotency-Key"), or the job's id is taken.
+            InvalidRequest: the key is empty or longer than 255 characters.
+        """
+        if idempotency_key is not None and not 1 <= len(idempotency_key) <= MAX_KEY_CHARS:
+            raise InvalidRequest(f"the key takes 1 to {MAX_KEY_CHARS} characters", "Idempotency-Key")
+        try:
+            with self._writing() as session:
+                session.add(JobRow.from_job(job, idempotency_key, body_hash))
+        except IntegrityError as e:
+            return self._earlier(job, idempotency_key, body_hash, e)
+        return job
+
+    def _earlier(self, job: Job, key: str | None, body_hash: str | None, cause: IntegrityError) -> Job:
+        with self._reading() as session:
+            row = session.scalar(_by_key(key)) if key is not None else None
+            if row is None:
+                raise Conflict(f"job '{job.id}' exists already") from cause
+            if row.body_hash != body_hash:
+                raise Conflict("the key was used before with another request", "Idempotency-Key") from cause
+            return row.to_job()
+
+    def get(self, job_id: str) -> Job:
+        """The job as it is now. Raises NotFound."""
+        with self._reading() as session:
+            return _row(session, job_id).to_job()
+
+    def find_by_key(self, idempotency_key: str) -> Job | None:
+        with self._reading() as session:
+            row = session.scalar(_by_key(idempotency_key))
+            return None if row is None else row.to_job()
+
+    def list(
+        self,
+        *,
+        kind: str | None = None,
+        state: str | None = None,
+        after: str | None = None,
+        limit: int = 20,
+        order: Literal["asc", "desc"] = "desc",
+    ) -> tuple[Jobs, bool]:
+        """One page of jobs by creation time, and whether there are more. `after` is the last id of the page before.
+
+        Raises:
+            NotFound: `after` names no job.
+        """
+        place = tuple_(JobRow.created_at, JobRow.id)
+        query = _only(select(JobRow), kind=kind, state=state)
+        with self._reading() as session:
+            if after is not None:
+                last = session.get(JobRow, after)
+                if last is None:
+                    raise NotFound(f"there is no job '{after}'", "after")
+                here = (last.created_at, last.id)
+                query = query.where(place > here if order == "asc" else place < here)
+            if order == "asc":
+                query = query.order_by(JobRow.created_at, JobRow.id)
+            else:
+                query = query.order_by(JobRow.created_at.desc(), JobRow.id.desc())
+            jobs = [row.to_job() for row in session.scalars(query.limit(limit + 1))]
+        return jobs[:limit], len(jobs) > limit
+
+    def start(self, job_id: str) -> Job:
+        """queued -> in_progress; counts an attempt. Raises NotFound, Conflict."""
+        return self._move(job_id, JobState.IN_PROGRESS, attempt=JobRow.attempt + 1, started_at=now())
+
+    def requeue(self, job_id: str) -> Job:
+        """in_progress -> queued, as after a crash; its progress starts over. Raises NotFound, Conflict."""
+        return self._move(job_id, JobState.QUEUED, progress=0, started_at=None)
+
+    def complete(
+        self, job_id: str, *, artifacts: Sequence[Artifact], timings: dict[str, float], expires_at: float | None
+    ) -> Job:
+        """in_progress -> completed. `timings` in seconds, `expires_at` in Unix seconds. Raises NotFound, Conflict."""
+        return self._move(
+            job_id,
+            JobState.COMPLETED,
+            progress=100,
+            completed_at=now(),
+            expires_at=expires_at,
+            artifacts=[a.model_dump(mode="json") for a in artifacts],
+            timings=timings,
+        )
+
+    def fail(self, job_id: str, error: JobError) -> Job:
+        """queued or in_progress -> failed. Raises NotFound, Conflict."""
+        return self._end(job_id, JobState.FAILED, error=error.model_dump(mode="json"))
+
+    def cancel(self, job_id: str) -> Job:
+        """queued or in_progress -> cancelled. Raises NotFound, Conflict."""
+        return self._end(job_id, JobState.CANCELLED)
+
+    def set_progress(self, job_id: str, progress: int) -> None:
+        """Percent. Ignored unless the job is in progress and `progress` is ahead of what is stored.
+
+        Raises:
+            ValueError: `progress` is outside 0 to 100.
+        """
+        if not 0 <= progress <= 100:
+            raise ValueError(f"progress={progress} is outside 0 to 100")
+        behind = update(JobRow).where(
+            JobRow.id == job_id, JobRow.state == JobState.IN_PROGRESS.value, JobRow.progress < progress
+        )
+        with self._writing() as session:
+            session.execute(behind.values(progress=progress))
+
+    def delete(self, job_id: str) -> Job:
+        """Forget an ended job and its webhooks. Raises NotFound, and Conflict while it is unfinished."""
+        ended = delete(JobRow).where(JobRow.id == job_id, JobRow.state.in_(FINAL)).returning(JobRow)
+        with self._writing() as session:
+            row = session.scalars(ended).one_or_none()
+            if row is None:
+                raise _refusal(_row(session, job_id).state, job_id, "deleted")
+            return row.to_job()
+
+    def unfinished(self, model: str | None = None) -> Jobs:
+        """All jobs that are queued or in progress, oldest first."""
+        query = _only(select(JobRow), model=model).where(JobRow.state.not_in(FINAL))
+        with self._reading() as session:
+            return [row.to_job() for row in session.scalars(query.order_by(JobRow.created_at, JobRow.id))]
+
+    def count_unfinished(self, model: str | None = None) -> int:
+        query = _only(select(func.count()).select_from(JobRow), model=model).where(JobRow.state.not_in(FINAL))
+        with self._reading() as session:
+            return session.scalar(query) or 0
+
+    def expired(self, now: float, limit: int = 100) -> Jobs:
+        """Ended jobs whose time is over at `now` (Unix seconds), the longest overdue first."""
+        query = select(JobRow).where(JobRow.state.in_(FINAL), JobRow.expires_at <= now)
+        with self._reading() as session:
+            return [row.to_job() for row in session.scalars(query.order_by(JobRow.expires_at).limit(limit))]
+
+    def _end(self, job_id: str, to: JobState, **values: Any) -> Job:
+        at = now()
+        return self._move(job_id, to, completed_at=at, expires_at=at + self._ended_ttl_s, **values)
+
+    def _move(self, job_id: str, to: JobState, **values: Any) -> Job:
+        sources = [s.value for s, targets in TRANSITIONS.items() if to in targets]
+        moving = update(JobRow).where(JobRow.id == job_id, JobRow.state.in_(sources))
+        with self._writing() as session:
+            row = session.scalars(moving.values(state=to.value, **values).returning(JobRow)).one_or_none()
+            if row is None:
+                raise _refusal(_row(session, job_id).state, job_id, to.value)
+            job = row.to_job()
+            if to.is_final and job.request.webhook is not None:
+                self._enqueue(session, job.id, job.request.webhook, f"{job.kind}.{to.value}")
+            return job
+
+
+def _row(session: Session, job_id: str) -> JobRow:
+    row = session.get(JobRow, job_id)
+    if row is None:
+        raise NotFound(f"there is no job '{job_id}'", "id")
+    return row
+
+
+def _refusal(state: str, job_id: str, to: str) -> RaydianceError:
+    return Conflict(f"job '{job_id}' is {state} and cannot become {to}")
+
+
+def _by_key(key: str | None) -> Select[JobRow]:
+    return select(JobRow).where(JobRow.idempotency_key == key)
+
+
+def _only(query: Select[Any], **values: str | None) -> Select[Any]:
+    return query.filter_by(**{k: v for k, v in values.items() if v is not None})
