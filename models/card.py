@@ -57,6 +57,14 @@ class ModelCard:
         rows, cols = height // self.spatial_factor, width // self.spatial_factor
         return (frames // self.patch[0]) * (rows // self.patch[1]) * (cols // self.patch[2])
 
+    def uses_negative(self, spec: Spec) -> bool:
+        """Whether the unconditional branch of classifier-free guidance runs, so that its text must be encoded."""
+        return spec.guidance_scale > 1.0
+
+    def uses_negative(self, spec: Spec) -> bool:
+        """Whether the negative prompt is encoded and a second row is run: classifier-free guidance, as in diffusers."""
+        return spec.guidance_scale > 1.0
+
     def check(self, spec: Spec) -> Spec:
         """Returns the spec; raises FieldError that names the field, the value and the limit."""
         if spec.task not in self.tasks:

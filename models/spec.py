@@ -62,6 +62,13 @@ class Spec:
     def is_video(self) -> bool:
         return self.task in VIDEO_TASKS
 
+    @property
+    def first_step(self) -> int:
+        """Where it enters the schedule: image-to-image by strength skips the noisiest steps, as diffusers does."""
+        if self.task != "image-to-image":
+            return 0
+        return max(self.num_inference_steps - min(int(self.num_inference_steps * self.strength), self.num_inference_steps), 0)
+
     def to_dict(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "extra": dict(self.extra)}
 

@@ -1,0 +1,194 @@
+"""One per served model: takes jobs from the table and walks each through the stages, whatever dies meanwhile.
+
+A job's life: queued → start (one winner, in SQL) → texts and images encoded → every sample denoised, its last
+checkpoint kept here by value → decoded and stored → completed. If a replica dies, its samples go on elsewhere from
+their checkpoint; if the dispatcher dies, its successor starts what the table says is unfinished.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ray.exceptions import RayError
+from ray.serve.handle import DeploymentHandle
+
+from raydiance.models.card import ModelCard
+from raydiance.serve.chores import Chores
+from raydiance.serve.config import Config, ModelConfig
+from raydiance.serve.errors import Conflict, NotFound
+from raydiance.serve.events import Event
+from raydiance.serve.feed import Feed
+from raydiance.serve.stages.walk import Stages, Walk
+from raydiance.serve.storage import check_storage
+from raydiance.serve.storage.artifacts import ArtifactStore
+from raydiance.serve.storage.job import Job, JobError, JobState, now
+from raydiance.serve.storage.jobs import JobStore
+
+log = logging.getLogger("ray.serve")
+FEED_LINGER_S = 30.0
+POLL_S = 10.0
+
+
+class Dispatcher:
+    """Serve deployment, one replica per model.
+
+    Args:
+        chores: whether this one also delivers webhooks and removes what has expired (one per cluster does).
+    """
+
+    def __init__(
+        self, config: Config, model: ModelConfig, num_nodes: int, chores: bool, **stages: DeploymentHandle[Any]
+    ) -> None:
+        check_storage(config.storage, num_nodes)
+        self._config = config
+        self._model = model
+        self._stages = Stages(**stages)
+        self._jobs = JobStore(config.storage.database)
+        self._artifacts = ArtifactStore(config.storage.artifacts)
+        self._feeds: dict[str, Feed] = {}
+        self._walks: dict[str, asyncio.Task[None]] = {}
+        self._slots = asyncio.Semaphore(config.denoiser.max_active * config.denoiser.num_replicas)
+        self._warm: asyncio.Future[ModelCard] = asyncio.get_running_loop().create_future()
+        self._background = [asyncio.ensure_future(self._start())]
+        if chores:
+            chore = Chores(config, self._jobs, self._artifacts)
+            self._background.append(asyncio.ensure_future(chore.run()))
+
+    async def _start(self) -> None:
+        """Warms the stages up, then takes up what an earlier cluster left unfinished."""
+        while not self._warm.done():
+            try:
+                card = ModelCard.from_dict(await self._stages.card())
+                await self._stages.warm_up(card)
+                self._warm.set_result(card)
+            except RayError as e:
+                log.warning("warm-up of '%s' is tried again: %s", self._model.id, e)
+                await asyncio.sleep(1)
+        for job in await asyncio.to_thread(self._jobs.unfinished, self._model.id):
+            if job.id in self._walks:
+                continue
+            if job.state is JobState.IN_PROGRESS:
+                job = await asyncio.to_thread(self._jobs.requeue, job.id)
+            log.info("job %s goes on after a restart (attempt %d)", job.id, job.attempt + 1)
+            self._begin(job)
+
+    async def card(self) -> ModelCard | None:
+        """None until the warm-up generation has come through."""
+        return self._warm.result() if self._warm.done() else None
+
+    async def enqueue(self, job_id: str) -> None:
+        """Takes up a job of the table. Twice is once."""
+        if job_id not in self._walks:
+            self._begin(await asyncio.to_thread(self._jobs.get, job_id))
+
+    def _begin(self, job: Job) -> None:
+        if job.id in self._walks:
+            return
+        feed = self._feed(job)
+        feed.publish("queued", {"progress": 0})
+        task = asyncio.ensure_future(self._walk(job.id, feed))
+        self._walks[job.id] = task
+        task.add_done_callback(lambda _: self._end(job.id))
+
+    def _feed(self, job: Job) -> Feed:
+        return self._feeds.setdefault(job.id, Feed(job.id, job.attempt))
+
+    def _end(self, job_id: str) -> None:
+        self._walks.pop(job_id, None)
+        asyncio.get_running_loop().call_later(FEED_LINGER_S, self._feeds.pop, job_id, None)
+
+    async def _walk(self, job_id: str, feed: Feed) -> None:
+        """The whole life of one job; ends with a final event, always."""
+        try:
+            ended = await self._run(job_id, feed)
+        except asyncio.CancelledError:
+            ended = await self._lookup(job_id)
+        except Exception as e:  # noqa: BLE001 - the job's own failure: kept in the table and told to the client
+            log.exception("job %s failed", job_id)
+            ended = await self._fail(job_id, e)
+        if ended is None:
+            feed.publish("cancelled", {"id": job_id, "status": "cancelled"})  # deleted meanwhile
+        elif ended.state is JobState.COMPLETED:
+            feed.publish("completed", ended.public())
+        else:
+            feed.publish("failed" if ended.state is JobState.FAILED else "cancelled", ended.public())
+
+    async def _run(self, job_id: str, feed: Feed) -> Job | None:
+        waited_from = time.monotonic()
+        async with contextlib.AsyncExitStack() as slots:
+            job = await asyncio.to_thread(self._jobs.get, job_id)
+            for _ in job.specs[: self._config.denoiser.max_active]:
+                await slots.enter_async_context(self._slots)
+            try:
+                job = await asyncio.to_thread(self._jobs.start, job_id)
+            except (Conflict, NotFound):
+                return await self._lookup(job_id)  # cancelled, deleted, or another's
+            feed.publish("started", {"progress": 0, "attempt": job.attempt})
+            walk = Walk(self._stages, await self._warm, job, feed, lambda p: self._jobs.set_progress(job_id, p))
+            artifacts, timings = await walk.run()
+        timings["total_s"] = time.monotonic() - waited_from
+        try:
+            return await asyncio.to_thread(
+                lambda: self._jobs.complete(
+                    job_id,
+                    artifacts=artifacts,
+                    timings={k: round(v, 4) for k, v in timings.items()},
+                    expires_at=now() + self._config.storage.artifact_ttl_s,
+                )
+            )
+        except (Conflict, NotFound):  # cancelled or deleted in the last moment: its files go too
+            await self._artifacts.delete_prefix(job_id)
+            return await self._lookup(job_id)
+
+    async def _fail(self, job_id: str, error: Exception) -> Job | None:
+        cause = getattr(error, "cause", None) or error
+        told = JobError(message=f"{type(cause).__name__}: {cause}"[:1000])
+        try:
+            return await asyncio.to_thread(self._jobs.fail, job_id, told)
+        except (Conflict, NotFound):
+            return await self._lookup(job_id)
+
+    async def _lookup(self, job_id: str) -> Job | None:
+        try:
+            return await asyncio.to_thread(self._jobs.get, job_id)
+        except NotFound:
+            return None
+
+    async def cancel(self, job_id: str) -> None:
+        """Drops the work of a job that the table has as cancelled: the denoiser stops within one step."""
+        if (task := self._walks.get(job_id)) is not None:
+            task.cancel()
+
+    async def events(self, job_id: str, after: int) -> AsyncIterator[list[Event]]:
+        """Batches of events up to the final one; ends without one if the job is not this dispatcher's to run."""
+        job = await asyncio.to_thread(self._jobs.get, job_id)
+        if job.state.is_final and job_id not in self._feeds:
+            return
+        feed = self._feed(job)
+        while True:
+            if batch := await feed.read(after, POLL_S):
+                after = batch[-1].id
+                yield batch
+            if feed.is_closed or (not batch and job_id not in self._walks):
+                return
+
+    async def events_since(self, job_id: str, after: int, wait_s: float) -> list[Event]:
+        """Long poll: what is there above `after`, or an empty list after `wait_s` seconds."""
+        job = await asyncio.to_thread(self._jobs.get, job_id)
+        if job.state.is_final and job_id not in self._feeds:
+            return []
+        return await self._feed(job).read(after, min(wait_s, POLL_S))
+
+    async def stats(self) -> dict[str, Any]:
+        return {"walking": len(self._walks), "feeds": len(self._feeds)}
+
+    def check_health(self) -> None:
+        """Serve replaces the dispatcher when one of its background tasks has died."""
+        for task in self._background:
+            if task.done() and not task.cancelled() and task.exception() is not None:
+                raise RuntimeError(f"a background task of the dispatcher died: {task.exception()!r}")

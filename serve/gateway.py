@@ -1,0 +1,106 @@
+"""The ingress deployment: HTTP for the world, and the same service as methods for Python handles. No torch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import ValidationError
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from raydiance.models.card import ModelCard
+from raydiance.serve.api.app import create_app
+from raydiance.serve.config import Config
+from raydiance.serve.errors import InvalidRequest
+from raydiance.serve.events import Event
+from raydiance.serve.request import GenerationRequest
+from raydiance.serve.service import Service, final_event
+from raydiance.serve.storage import check_storage
+from raydiance.serve.storage.artifacts import ArtifactStore
+from raydiance.serve.storage.jobs import JobStore
+
+
+class RemoteDispatcher:
+    """`service.DispatcherHandle` over Serve."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._handle = handle
+
+    async def card(self) -> ModelCard | None:
+        card: ModelCard | None = await self._handle.card.remote()
+        return card
+
+    async def enqueue(self, job_id: str) -> None:
+        await self._handle.enqueue.remote(job_id)
+
+    async def cancel(self, job_id: str) -> None:
+        await self._handle.cancel.remote(job_id)
+
+    async def events(self, job_id: str, after: int) -> AsyncIterator[list[Event]]:
+        stream = self._handle.options(stream=True).events.remote(job_id, after)
+        try:
+            async for batch in stream:
+                yield batch
+        finally:
+            stream.cancel()  # nothing more is read: let the dispatcher drop the stream
+
+    async def events_since(self, job_id: str, after: int, wait_s: float) -> list[Event]:
+        batch: list[Event] = await self._handle.events_since.remote(job_id, after, wait_s)
+        return batch
+
+
+@serve.ingress()
+class Gateway:
+    """Serve deployment. Methods take and give plain dicts, so that callers need none of our classes."""
+
+    def __init__(self, config: Config, dispatchers: Mapping[str, DeploymentHandle[Any]], num_nodes: int) -> None:
+        check_storage(config.storage, num_nodes)
+        self._config = config
+        self._dispatchers = {name: RemoteDispatcher(handle) for name, handle in dispatchers.items()}
+        self._service = Service(
+            config, self._dispatchers, JobStore(config.storage.database), ArtifactStore(config.storage.artifacts)
+        )
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return create_app(self._service, self._config)
+
+    async def submit(self, request: dict[str, Any], idempotency_key: str | None = None) -> dict[str, Any]:
+        """A job from a native request; raises what HTTP would answer."""
+        try:
+            parsed = GenerationRequest.model_validate(request)
+        except ValidationError as e:
+            first = e.errors()[0]
+            raise InvalidRequest(str(first["msg"]), ".".join(map(str, first["loc"]))) from e
+        return (await self._service.submit(parsed, idempotency_key=idempotency_key)).public()
+
+    async def job(self, job_id: str) -> dict[str, Any]:
+        return (await self._service.get(job_id)).public()
+
+    async def cancel(self, job_id: str) -> dict[str, Any]:
+        return (await self._service.cancel(job_id)).public()
+
+    async def events(self, job_id: str, after: int = 0) -> AsyncIterator[list[dict[str, Any]]]:
+        """Streams events to the final one."""
+        async for event in self._service.events(job_id, after):
+            yield [event.model_dump()]
+
+    async def events_since(self, job_id: str, after: int = 0, wait_s: float = 5.0) -> list[dict[str, Any]]:
+        """Long poll, for callers that cannot stream (Ray Client)."""
+        job = await self._service.get(job_id)
+        batch = [] if job.state.is_final else await self._dispatchers[job.model].events_since(job_id, after, wait_s)
+        if not batch and (job := await self._service.get(job_id)).state.is_final:
+            batch = [final_event(job, after)]
+        return [event.model_dump() for event in batch]
+
+    async def content(self, job_id: str, index: int = 0, variant: str = "content") -> bytes:
+        artifact = await self._service.artifact(job_id, index, variant)
+        return await self._service.artifacts.get(artifact.key)
+
+    async def model_cards(self) -> list[dict[str, Any]]:
+        return [card.to_dict() for card in await self._service.models()]
+
+    async def ready(self) -> bool:
+        return await asyncio.wait_for(self._service.ready(), 30)

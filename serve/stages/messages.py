@@ -1,0 +1,76 @@
+"""What goes over the process boundaries between the dispatcher and the stages. Small, frozen, typed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ray import ObjectRef
+
+from raydiance.models.spec import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One sample to denoise.
+
+    Args:
+        id: unique in the cluster while it runs.
+        preview_steps: after which steps (1-based) the x0 estimate is wanted.
+        checkpoint: the packed mutable half to go on from; None starts anew.
+    """
+
+    id: str
+    spec: Spec
+    preview_steps: tuple[int, ...] = ()
+    checkpoint: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """`embeddings`: a list of conditioning mappings, one per text, by reference."""
+
+    embeddings: ObjectRef[Any]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """Progress; coalesced, so not every step is told."""
+
+    step: int
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Previewed:
+    """`latents`: the x0 estimate, by reference."""
+
+    preview_index: int
+    latents: ObjectRef[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointed:
+    """`data`: the packed mutable half, by value, so that it outlives its replica."""
+
+    step: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Denoised:
+    """The end. `latents` by reference; `seconds` from joining the loop to the last step."""
+
+    latents: ObjectRef[Any]
+    seconds: float
+
+
+StageEvent = Stepped | Previewed | Checkpointed | Denoised
+
+
+def preview_steps(num_steps: int, first_step: int, count: int) -> tuple[int, ...]:
+    """`count` steps spread evenly over what is run, the last step never among them (it is the result itself)."""
+    run = num_steps - first_step
+    steps = {first_step + max(1, round(run * (i + 1) / (count + 1))) for i in range(count)}
+    return tuple(sorted(s for s in steps if s < num_steps))

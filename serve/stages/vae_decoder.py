@@ -1,0 +1,99 @@
+"""The third stage: reference images become latents, latents become frames, frames become files in the artifact store."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from raydiance.models import registry, resolve
+from raydiance.models.spec import Spec
+from raydiance.serve import imaging, media
+from raydiance.serve.config import Config, ModelConfig
+from raydiance.serve.request import Output
+from raydiance.serve.storage.artifacts import ArtifactStore
+from raydiance.serve.storage.job import Artifact
+
+PREVIEW_FORMAT = "webp"
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The file of one sample, stored; `timings` in seconds."""
+
+    artifact: Artifact
+    timings: dict[str, float]
+
+
+class VAEDecoder:
+    """Serve deployment. It holds the whole VAE, so reference images are encoded here too."""
+
+    def __init__(self, model: ModelConfig, config: Config, device: str) -> None:
+        torch.set_num_threads(config.denoiser.num_threads or os.cpu_count() or 1)
+        folder = resolve.resolve(model.path, model.revision)
+        self._family = registry.load(folder, "decode", model.id, device=device, dtype=model.dtype)
+        self._artifacts = ArtifactStore(config.storage.artifacts)
+        self._limits = config.limits
+        self._device_thread = ThreadPoolExecutor(1, "vae")
+
+    async def encode_images(self, spec: Spec, keys: Mapping[str, str]) -> Mapping[str, torch.Tensor]:
+        """Stored images by role -> conditioning."""
+        images = {
+            role: imaging.open_image(await self._artifacts.get(key), self._limits, "inputs") for role, key in keys.items()
+        }
+        fitted = {role: imaging.fit(image, spec.width, spec.height) for role, image in images.items()}
+        return await self._on_device(self._family.encode_images, spec, fitted)
+
+    async def decode(self, latents: torch.Tensor, spec: Spec, output: Output, prefix: str, index: int) -> Decoded:
+        """Decodes, encodes and stores one sample. Running it twice writes the same files again."""
+        started = time.monotonic()
+        chunks = await self._on_device(lambda: list(self._family.decode(latents)))
+        decoded = time.monotonic()
+        suffix, content_type, data = await asyncio.to_thread(_encode, chunks, spec, output)
+        encoded = time.monotonic()
+        key = f"{prefix}/{index}.{suffix}"
+        await self._artifacts.put(key, data)
+        artifact = Artifact(
+            key=key,
+            index=index,
+            content_type=content_type,
+            size_bytes=len(data),
+            width=spec.width,
+            height=spec.height,
+            num_frames=spec.num_frames,
+            fps=spec.fps if spec.is_video else None,
+            seed=spec.seed,
+        )
+        timings = {
+            "decode_s": decoded - started,
+            "encode_file_s": encoded - decoded,
+            "store_s": time.monotonic() - encoded,
+        }
+        return Decoded(artifact, timings)
+
+    async def preview(self, latents: torch.Tensor, spec: Spec) -> dict[str, Any]:
+        """The middle frame of an x0 estimate as base64 WebP."""
+        chunks = await self._on_device(lambda: list(self._family.decode(latents)))
+        frames = np.concatenate(chunks)
+        data = imaging.encode_image(frames[len(frames) // 2], PREVIEW_FORMAT, None)
+        return {"b64": base64.b64encode(data).decode(), "format": PREVIEW_FORMAT, "width": spec.width, "height": spec.height}
+
+    async def _on_device(self, function: Any, *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._device_thread, function, *args)
+
+
+def _encode(chunks: list[np.ndarray], spec: Spec, output: Output) -> tuple[str, str, bytes]:
+    """Frames -> suffix, content type and bytes of the file."""
+    if spec.is_video:
+        suffix = output.format or "mp4"
+        return suffix, media.CONTENT_TYPES[suffix], media.encode_video(iter(chunks), spec.fps, suffix)
+    suffix = output.format or "png"
+    return suffix, imaging.CONTENT_TYPES[suffix], imaging.encode_image(chunks[0][0], suffix, output.compression)

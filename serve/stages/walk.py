@@ -1,0 +1,161 @@
+"""What walks one job through the stages. Tensors go from stage to stage by reference; only checkpoints pass here."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ray import ObjectRef
+from ray.exceptions import ObjectLostError, RayActorError
+from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle, DeploymentResponse
+
+from raydiance.models.card import ModelCard
+from raydiance.models.spec import Spec
+from raydiance.serve.errors import GenerationFailed
+from raydiance.serve.feed import Feed
+from raydiance.serve.request import ImageInput
+from raydiance.serve.stages.messages import Checkpointed, Denoised, Encoded, Previewed, Stepped, Work, preview_steps
+from raydiance.serve.storage.job import Artifact, Job
+
+log = logging.getLogger("ray.serve")
+LOST = (RayActorError, ObjectLostError, DeploymentUnavailableError)
+MAX_LOSSES = 3
+RETRY_S = 0.5
+PROGRESS_AT_DENOISED = 95
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Handles of the three deployments of one model."""
+
+    text_encoder: DeploymentHandle[Any]
+    denoiser: DeploymentHandle[Any]
+    vae_decoder: DeploymentHandle[Any]
+
+    async def card(self) -> dict[str, Any]:
+        card: dict[str, Any] = await self.denoiser.card.remote()
+        return card
+
+    async def warm_up(self, card: ModelCard) -> None:
+        """A two-step generation of the default size through all three."""
+        d = card.defaults
+        spec = Spec(card.id, card.tasks[0], "warm-up", d.height, d.width, 1, 2, d.guidance_scale, seed=0)
+        if spec.is_video:
+            spec = dataclasses.replace(spec, num_frames=d.num_frames)
+        encoded: Encoded = await self.text_encoder.encode.remote(texts_of(spec, card))
+        work = Work(f"warm-up-{card.id}", spec)
+        stream = self.denoiser.options(stream=True).generate.remote(work, encoded.embeddings, None)
+        async for event in stream:
+            if isinstance(event, Denoised):
+                await self.vae_decoder.preview.remote(event.latents, spec)
+
+
+def texts_of(spec: Spec, card: ModelCard) -> list[str]:
+    return [spec.prompt, spec.negative_prompt] if card.uses_negative(spec) else [spec.prompt]
+
+
+class Walk:
+    """One job on its way.
+
+    Args:
+        save_progress: writes percent to the jobs table.
+    """
+
+    def __init__(self, stages: Stages, card: ModelCard, job: Job, feed: Feed, save_progress: Callable[[int], None]) -> None:
+        self._stages = stages
+        self._card = card
+        self._job = job
+        self._feed = feed
+        self._save_progress = save_progress
+        self._specs = [Spec.from_dict(values) for values in job.specs]
+        self._done = [0.0] * len(self._specs)
+        self._timings: dict[str, float] = {}
+
+    async def run(self) -> tuple[list[Artifact], dict[str, float]]:
+        """The stored files, in sample order, and seconds per stage (the slowest sample's)."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._sample(i, spec)) for i, spec in enumerate(self._specs)]
+        except ExceptionGroup as e:
+            raise e.exceptions[0] from e
+        return [task.result() for task in tasks], self._timings
+
+    async def _sample(self, index: int, spec: Spec) -> Artifact:
+        """One sample, tried again from its last checkpoint when a replica dies under it."""
+        checkpoint: Checkpointed | None = None
+
+        def keep(event: Checkpointed) -> None:
+            nonlocal checkpoint
+            checkpoint = event
+
+        for loss in range(MAX_LOSSES + 1):
+            work = Work(
+                id=f"{self._job.id}:{index}:{self._job.attempt}.{loss}",
+                spec=spec,
+                preview_steps=preview_steps(spec.num_inference_steps, spec.first_step, self._job.request.previews),
+                checkpoint=None if checkpoint is None else checkpoint.data,
+            )
+            try:
+                latents = await self._denoise(index, work, keep)
+                return await self._decode(index, spec, latents)
+            except LOST as e:
+                at = 0 if checkpoint is None else checkpoint.step
+                log.warning("sample %d of job %s lost a replica; on from step %d: %s", index, self._job.id, at, e)
+                await asyncio.sleep(RETRY_S * 2**loss)
+        raise GenerationFailed(f"sample {index} lost its replica {MAX_LOSSES + 1} times; it is not tried again")
+
+    async def _denoise(self, index: int, work: Work, keep: Callable[[Checkpointed], None]) -> ObjectRef[Any]:
+        spec = work.spec
+        encoded: Encoded = await self._stages.text_encoder.encode.remote(texts_of(spec, self._card))
+        self._time("encode_s", encoded.seconds)
+        image = await self._encode_images(spec)
+        stream = self._stages.denoiser.options(stream=True).generate.remote(work, encoded.embeddings, image)
+        try:
+            async for event in stream:
+                match event:
+                    case Stepped(step, num_steps):
+                        await self._progress(index, step, num_steps)
+                    case Checkpointed():
+                        keep(event)
+                    case Previewed(preview_index, estimate):
+                        await self._preview(index, preview_index, estimate, spec)
+                    case Denoised(latents, seconds):
+                        self._time("denoise_s", seconds)
+                        await self._progress(index, spec.num_inference_steps, spec.num_inference_steps)
+                        return latents
+        except BaseException:
+            stream.cancel()  # the replica drops the trajectory within one step
+            raise
+        raise GenerationFailed(f"the denoiser ended sample {index} without a result")
+
+    async def _encode_images(self, spec: Spec) -> DeploymentResponse[Any] | None:
+        keys = {i.role: i.source.artifact for i in self._job.request.inputs if isinstance(i, ImageInput)}
+        return self._stages.vae_decoder.encode_images.remote(spec, keys) if keys else None
+
+    async def _preview(self, index: int, preview_index: int, estimate: ObjectRef[Any], spec: Spec) -> None:
+        image = await self._stages.vae_decoder.preview.remote(estimate, spec)
+        self._feed.publish("preview", {"index": index, "preview_index": preview_index, **image})
+
+    async def _decode(self, index: int, spec: Spec, latents: ObjectRef[Any]) -> Artifact:
+        output, prefix = self._job.request.output, self._job.id
+        decoded = await self._stages.vae_decoder.decode.remote(latents, spec, output, prefix, index)
+        for stage, seconds in decoded.timings.items():
+            self._time(stage, seconds)
+        artifact: Artifact = decoded.artifact
+        return artifact
+
+    async def _progress(self, index: int, step: int, num_steps: int) -> None:
+        self._done[index] = max(self._done[index], step / num_steps)
+        percent = int(PROGRESS_AT_DENOISED * sum(self._done) / len(self._done))
+        data = {"index": index, "step": step, "num_steps": num_steps, "progress": percent, "stage": "denoise"}
+        self._feed.publish("progress", data)
+        await asyncio.to_thread(self._save_progress, percent)
+
+    def _time(self, stage: str, seconds: float) -> None:
+        self._timings[stage] = max(self._timings.get(stage, 0.0), seconds)
