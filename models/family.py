@@ -36,7 +36,7 @@ class Row:
         latents: [C, T, H, W], fp32.
         timestep: the scheduler's own number.
         step_index: of the whole schedule.
-        conditioning: tensors without a batch axis, as made by `encode_prompts` and `encode_images`.
+        conditioning: tensors without a batch axis, as made by `Family.conditioning`.
     """
 
     spec: Spec
@@ -50,6 +50,17 @@ class Family(Protocol):
     """Built by `raydiance.models.registry.load`; only the methods of its stage may be called."""
 
     card: ModelCard
+    device: torch.device
+
+    # -- any stage, pure
+    def conditioning(
+        self, spec: Spec, prompt: Tensors, negative: Tensors | None = None, image: Tensors | None = None
+    ) -> Tensors:
+        """What `encode_prompts` and `encode_images` gave, merged into what a `Row` takes.
+
+        Raises ValueError where the spec needs a part (see `ModelCard.uses_negative`) that is not given.
+        """
+        ...
 
     # -- stage "encode"
     def encode_prompts(self, texts: Sequence[str]) -> list[Tensors]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from raydiance.serve.errors import ConfigError
 
@@ -64,12 +64,26 @@ class VAEDecoderConfig(Section):
 
 
 class StorageConfig(Section):
-    """`database`: sqlite:///FILE or postgresql://…; `artifacts`: a folder, or s3://bucket/prefix."""
+    """`database`: sqlite:///FILE or postgresql://…; `artifacts`: a folder, or s3://bucket/prefix.
+
+    Relative paths are taken from where the configuration is read, not from where a replica happens to run.
+    """
 
     database: str = "sqlite:///raydiance-data/jobs.db"
     artifacts: str = "raydiance-data/artifacts"
     artifact_ttl_s: float = Field(7 * 86_400, gt=0)
     sweep_interval_s: float = Field(60, gt=0)
+
+    @field_validator("database")
+    @classmethod
+    def _absolute_database(cls, url: str) -> str:
+        prefix = "sqlite:///"
+        return prefix + str(Path(url.removeprefix(prefix)).absolute()) if url.startswith(prefix) else url
+
+    @field_validator("artifacts")
+    @classmethod
+    def _absolute_artifacts(cls, url: str) -> str:
+        return url if "://" in url else str(Path(url).absolute())
 
 
 class LimitsConfig(Section):

@@ -24,7 +24,7 @@ from raydiance.serve.errors import Conflict, NotFound
 from raydiance.serve.events import Event
 from raydiance.serve.feed import Feed
 from raydiance.serve.stages.walk import Stages, Walk
-from raydiance.serve.storage import check_storage
+from raydiance.serve.storage.check import check_storage
 from raydiance.serve.storage.artifacts import ArtifactStore
 from raydiance.serve.storage.job import Job, JobError, JobState, now
 from raydiance.serve.storage.jobs import JobStore
@@ -44,11 +44,11 @@ class Dispatcher:
     def __init__(
         self, config: Config, model: ModelConfig, num_nodes: int, chores: bool, **stages: DeploymentHandle[Any]
     ) -> None:
-        check_storage(config.storage, num_nodes)
+        check_storage(config, num_nodes)
         self._config = config
         self._model = model
         self._stages = Stages(**stages)
-        self._jobs = JobStore(config.storage.database)
+        self._jobs = JobStore(config.storage.database, ended_ttl_s=config.storage.artifact_ttl_s)
         self._artifacts = ArtifactStore(config.storage.artifacts)
         self._feeds: dict[str, Feed] = {}
         self._walks: dict[str, asyncio.Task[None]] = {}

@@ -18,7 +18,7 @@ from raydiance.serve.errors import InvalidRequest
 from raydiance.serve.events import Event
 from raydiance.serve.request import GenerationRequest
 from raydiance.serve.service import Service, final_event
-from raydiance.serve.storage import check_storage
+from raydiance.serve.storage.check import check_storage
 from raydiance.serve.storage.artifacts import ArtifactStore
 from raydiance.serve.storage.jobs import JobStore
 
@@ -57,11 +57,11 @@ class Gateway:
     """Serve deployment. Methods take and give plain dicts, so that callers need none of our classes."""
 
     def __init__(self, config: Config, dispatchers: Mapping[str, DeploymentHandle[Any]], num_nodes: int) -> None:
-        check_storage(config.storage, num_nodes)
+        check_storage(config, num_nodes)
         self._config = config
         self._dispatchers = {name: RemoteDispatcher(handle) for name, handle in dispatchers.items()}
         self._service = Service(
-            config, self._dispatchers, JobStore(config.storage.database), ArtifactStore(config.storage.artifacts)
+            config, self._dispatchers, JobStore(config.storage.database, ended_ttl_s=config.storage.artifact_ttl_s), ArtifactStore(config.storage.artifacts)
         )
 
     def __serve_build_asgi_app__(self) -> FastAPI:

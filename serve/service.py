@@ -18,6 +18,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from raydiance.models.card import ModelCard
 from raydiance.models.spec import FieldError
+from raydiance.serve import media
 from raydiance.serve.config import Config
 from raydiance.serve.errors import Conflict, InvalidRequest, NotFound, TooManyRequests, Unavailable
 from raydiance.serve.events import Event
@@ -30,6 +31,10 @@ from raydiance.serve.storage.jobs import JobStore
 log = logging.getLogger("ray.serve")
 LOST = (RayActorError, DeploymentUnavailableError, BackPressureError)
 RECONNECT_S = 0.5
+DERIVED = {
+    "thumbnail": ("webp", "image/webp", media.thumbnail),
+    "spritesheet": ("png", "image/png", media.spritesheet),
+}
 
 
 class DispatcherHandle(Protocol):
@@ -103,11 +108,8 @@ class Service:
         if request.webhook is not None and self.config.webhooks.secret is None:
             raise InvalidRequest("webhook is refused: this server has no webhooks.secret to sign with", "webhook")
         body_hash = hashlib.sha256(request.model_dump_json().encode()).hexdigest() if idempotency_key else None
-        if idempotency_key:
-            earlier = await asyncio.to_thread(self.jobs.find_by_key, idempotency_key, body_hash)
-            if earlier is not None:
-                return earlier
-        await self._admit()
+        if not idempotency_key or await asyncio.to_thread(self.jobs.find_by_key, idempotency_key) is None:
+            await self._admit()
         kind: Literal["image", "video"] = "video" if specs[0].is_video else "image"
         job_id = new_job_id(kind)
         stored = await store_inputs(
@@ -127,11 +129,18 @@ class Service:
             created_at=now(),
             remixed_from=remixed_from,
         )
-        job = await asyncio.to_thread(
-            lambda: self.jobs.create(job, idempotency_key=idempotency_key, body_hash=body_hash)
-        )
-        await self._tell(job)
-        return job
+        accepted = False
+        try:
+            stored_job = await asyncio.to_thread(
+                lambda: self.jobs.create(job, idempotency_key=idempotency_key, body_hash=body_hash)
+            )
+            accepted = stored_job.id == job_id
+        finally:
+            if not accepted:  # refused, or answered by an earlier job of the same key
+                await self.artifacts.delete_prefix(job_id)
+        if accepted:
+            await self._tell(job)
+        return stored_job
 
     async def _admit(self) -> None:
         limit = self.config.limits.max_queued_jobs
@@ -213,9 +222,28 @@ class Service:
         if job.state is not JobState.COMPLETED:
             raise NotFound(f"job {job_id} is {job.state.value} and has no content", "id")
         found = job.find(index, variant)
+        if found is None and job.kind == "video" and (content := job.find(index)) is not None:
+            found = await self._derive(content, variant)
         if found is None:
             raise NotFound(f"job {job_id} has no {variant} of index {index}; it has {len(job.specs)} sample(s)", "index")
         return found
+
+
+    async def _derive(self, content: Artifact, variant: str) -> Artifact | None:
+        """A thumbnail or sprite sheet, made from the video when it is first asked for."""
+        if variant not in DERIVED:
+            return None
+        suffix, content_type, make = DERIVED[variant]
+        key = f"{content.key.rsplit('.', 1)[0]}-{variant}.{suffix}"
+        try:
+            size_bytes = await self.artifacts.size(key)
+        except NotFound:
+            video = await self.artifacts.get(content.key)
+            data = await asyncio.to_thread(lambda: make(media.decode_video(video)[0]))
+            await self.artifacts.put(key, data)
+            size_bytes = len(data)
+        update = {"key": key, "variant": variant, "content_type": content_type, "size_bytes": size_bytes}
+        return content.model_copy(update={**update, "num_frames": 1, "fps": None})
 
 
 def final_event(job: Job, after: int = 0) -> Event:

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 LEARNING_RATE = 2e-3
 KL_WEIGHT = 1e-3
-BATCHES = ((5, 8), (9, 5), (17, 3))  # (frames, clips): about the same work each
+BATCHES = ((5, 5), (9, 3), (17, 2))  # (frames, clips): about the same work each
 CONFIG = {
     "base_dim": 8,
     "dim_mult": [1, 2, 4],
@@ -60,6 +60,9 @@ def initialize(vae: AutoencoderKLWan, z_dim: int) -> None:
     vae.quant_conv.weight[z_dim:] *= 0.1
     vae.quant_conv.bias[z_dim:] = -4.0
     vae.decoder.conv_out.weight *= 0.3
+    for param in vae.parameters():
+        if param.ndim == 5:  # a fifth faster on CPUs
+            param.data = param.data.contiguous(memory_format=torch.channels_last_3d)
 
 
 def to_tensor(clips: list[world.Clip]) -> Tensor:
@@ -137,7 +140,7 @@ def train(
         step += 1
         losses.append(loss.item())
         if step % 100 == 0:
-            std = float((0.5 * log_var).exp().mean() / mean.std())
+            std = float((0.5 * log_var.detach()).exp().mean() / mean.detach().std())
             logger.info(
                 "vae step %d, %.0f s, loss %.4f, posterior std %.3f", step, time.monotonic() - start,
                 np.mean(losses[-100:]), std,

@@ -71,7 +71,7 @@ def sample_specs(rng: np.random.Generator, count: int, pool: list[Spec]) -> list
 
 # Drawing ------------------------------------------------------------------------------------------------------------
 
-_Y, _X = (grid + 0.5 for grid in np.mgrid[0:SIZE_PX, 0:SIZE_PX].astype(np.float32))
+PIXEL_Y, PIXEL_X = (grid + 0.5 for grid in np.mgrid[0:SIZE_PX, 0:SIZE_PX].astype(np.float32))
 
 
 def coverage(shape: str, centre_x: Float, centre_y: Float, radius: Float) -> Float:
@@ -85,7 +85,7 @@ def coverage(shape: str, centre_x: Float, centre_y: Float, radius: Float) -> Flo
         [N, SIZE_PX, SIZE_PX]
     """
     r = radius.reshape(-1, 1, 1)
-    x, y = _X[None] - centre_x.reshape(-1, 1, 1), _Y[None] - centre_y.reshape(-1, 1, 1)
+    x, y = PIXEL_X[None] - centre_x.reshape(-1, 1, 1), PIXEL_Y[None] - centre_y.reshape(-1, 1, 1)
     if shape == "circle":
         distance = np.hypot(x, y) - r
     elif shape == "square":
