@@ -1,0 +1,222 @@
+"""Wan 2.1 and 2.2 with one expert: text to video and image, first frame to video (TI2V-5B), image to image.
+
+Shape letters: B batch, C latent channels, T latent frames, H W latent rows and columns, L tokens, D width.
+Sources: diffusers' `pipelines/wan`, whose numbers this gives; https://arxiv.org/abs/2503.20314
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import diffusers
+import numpy as np
+import torch
+from diffusers import AutoencoderKLWan, WanPipeline, WanTransformer3DModel
+from diffusers.models.transformers.transformer_wan import WanAttnProcessor
+from diffusers.pipelines.wan.pipeline_wan_i2v import retrieve_latents
+from diffusers.utils.torch_utils import randn_tensor
+from transformers import AutoTokenizer, UMT5EncoderModel
+
+from raydiance.models.family import Attention, Row, Stage, Tensors
+from raydiance.models.resolve import CheckpointError, check_component, read_json
+from raydiance.models.solver import STATE, Solver
+from raydiance.models.spec import Spec
+from raydiance.models.wan_attention import Processor
+from raydiance.models.wan_config import WanConfig
+from raydiance.models.wan_vae import decode_frames, decode_tiled
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+DTYPES: dict[str, torch.dtype] = {t: getattr(torch, t) for t in ("float32", "bfloat16", "float16")}
+ROLES = {"image-to-video": "first_frame", "image-to-image": "init"}
+"""Task to the role of the image that it needs."""
+MAX_UNTILED_PIXELS = 1920 * 1088
+"""Frames larger than this are decoded in spatial tiles, which bounds memory and changes the seams' pixels slightly."""
+
+
+class Wan:
+    """A `Family`. Conditioning: `prompt_embeds` [L, D], `negative_prompt_embeds` [L, D] where guidance is used, and
+    `image_latents` [C, 1, H, W] where the task takes an image.
+
+    Raises:
+        CheckpointError: names the folder and what is missing or not supported.
+    """
+
+    def __init__(
+        self, folder: Path, stage: Stage, model_id: str, *, device: str = "cpu", dtype: str = "float32"
+    ) -> None:
+        if dtype not in DTYPES:
+            raise CheckpointError(f"dtype {dtype} is not supported; supported are {', '.join(DTYPES)}")
+        self.config = WanConfig.read(folder)
+        self.card = self.config.card(model_id)
+        self.stage = stage
+        self.device = torch.device(device)
+        self.dtype = DTYPES[dtype]
+        parts: dict[str, Any] = dict.fromkeys(("tokenizer", "text_encoder", "vae", "transformer", "scheduler"))
+        if stage == "encode":
+            check_component(folder, "tokenizer", weights=False)
+            parts["tokenizer"] = AutoTokenizer.from_pretrained(folder / "tokenizer")
+            parts["text_encoder"] = self._load(UMT5EncoderModel, folder, "text_encoder")
+        elif stage == "decode":
+            parts["vae"] = self._load(AutoencoderKLWan, folder, "vae")
+        else:
+            parts["transformer"] = self._load(WanTransformer3DModel, folder, "transformer")
+            parts["scheduler"] = _scheduler(folder)
+        self.pipeline = WanPipeline(**parts)
+        self._solvers: dict[int, Solver] = {}
+
+    # -- any stage
+
+    def conditioning(
+        self, spec: Spec, prompt: Tensors, negative: Tensors | None = None, image: Tensors | None = None
+    ) -> Tensors:
+        merged = dict(prompt)
+        if self.card.uses_negative(spec):
+            if negative is None:
+                raise ValueError(f"guidance_scale={spec.guidance_scale} needs the negative prompt's tensors")
+            merged["negative_prompt_embeds"] = negative["prompt_embeds"]
+        if spec.task in ROLES:
+            if image is None:
+                raise ValueError(f"{spec.task} needs the tensors of an image of role '{ROLES[spec.task]}'")
+            merged["image_latents"] = image["image_latents"]
+        return merged
+
+    # -- stage "encode"
+
+    @torch.no_grad()
+    def encode_prompts(self, texts: Sequence[str]) -> list[Tensors]:
+        """`prompt_embeds` [L, D] per text, zeros after its end; L is the checkpoint's `max_sequence_length`."""
+        if not texts:
+            return []
+        embeds, _ = self.pipeline.encode_prompt(
+            list(texts),
+            do_classifier_free_guidance=False,
+            max_sequence_length=self.config.max_sequence_length,
+            device=self.device,
+        )
+        return [{"prompt_embeds": e.clone()} for e in embeds]
+
+    # -- stage "decode"
+
+    @torch.no_grad()
+    def encode_images(self, spec: Spec, images: Mapping[str, Image]) -> Tensors:
+        """`image_latents` [C, 1, H, W], fp32, of the image in the role that the task needs; raises ValueError without."""
+        role = ROLES.get(spec.task)
+        if role is None or set(images) != {role}:
+            raise ValueError(f"{spec.task} takes {f'one image of role {role!r}' if role else 'no image'}, not {[*images]}")
+        pixels = self.pipeline.video_processor.preprocess(images[role], height=spec.height, width=spec.width)
+        vae = self.pipeline.vae
+        latents = retrieve_latents(vae.encode(pixels.unsqueeze(2).to(vae.device, vae.dtype)), sample_mode="argmax")
+        mean, scale = self._latent_statistics(torch.float32)
+        return {"image_latents": ((latents.float() - mean) * scale)[0]}
+
+    @torch.no_grad()
+    def decode(self, latents: torch.Tensor) -> Iterator[np.ndarray]:
+        """Latents [C, T, H, W] -> uint8 [t, h, w, 3], one chunk a latent frame; in one chunk where frames are tiled."""
+        vae = self.pipeline.vae
+        mean, scale = self._latent_statistics(vae.dtype)
+        z = latents[None].to(self.device, vae.dtype) / scale + mean
+        pixels = z.shape[-2] * z.shape[-1] * self.config.spatial_factor**2
+        chunks = iter([decode_tiled(vae, z)]) if pixels > MAX_UNTILED_PIXELS else decode_frames(vae, z)
+        for chunk in chunks:
+            frames = self.pipeline.video_processor.postprocess_video(chunk, output_type="np")[0]
+            yield (frames * 255).round().astype(np.uint8)
+
+    def _latent_statistics(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and 1/std of the VAE's latents, [1, C, 1, 1, 1]."""
+        config = self.pipeline.vae.config
+        mean, std = (torch.tensor(v).view(1, -1, 1, 1, 1) for v in (config.latents_mean, config.latents_std))
+        return mean.to(self.device, dtype), (1.0 / std).to(self.device, dtype)
+
+    # -- stage "denoise"
+
+    def new_solver(self, spec: Spec) -> Solver:
+        """Shared by all requests with this number of steps: a solver is pure."""
+        steps = spec.num_inference_steps
+        if steps not in self._solvers:
+            self._solvers[steps] = Solver(self.pipeline.scheduler, steps)
+        return self._solvers[steps]
+
+    def first_step(self, spec: Spec) -> int:
+        if spec.task != "image-to-image":
+            return 0
+        return spec.num_inference_steps - min(int(spec.num_inference_steps * spec.strength), spec.num_inference_steps)
+
+    def initial_latents(
+        self, spec: Spec, conditioning: Tensors, solver: Solver, generator: torch.Generator
+    ) -> torch.Tensor:
+        """[C, T, H, W], fp32: diffusers' numbers for this seed."""
+        noise = randn_tensor((1, *self._latent_shape(spec)), generator, self.device, torch.float32)[0]
+        if spec.task != "image-to-image":
+            return noise
+        return solver.add_noise(conditioning["image_latents"].to(self.device), noise, self.first_step(spec))
+
+    def batch_key(self, spec: Spec, conditioning: Tensors) -> tuple[object, ...]:
+        return (*self._latent_shape(spec), *conditioning["prompt_embeds"].shape)
+
+    @torch.no_grad()
+    def predict(self, rows: Sequence[Row]) -> list[torch.Tensor]:
+        """One forward: every row with its prompt, then the guided ones with their negative prompt."""
+        guided = [i for i, row in enumerate(rows) if self.card.uses_negative(row.spec)]
+        batch = [*range(len(rows)), *guided]
+        inputs = [self._input(row) for row in rows]
+        embeds = [row.conditioning["prompt_embeds"] for row in rows]
+        embeds += [rows[i].conditioning["negative_prompt_embeds"] for i in guided]
+        outputs = self.pipeline.transformer(
+            hidden_states=torch.stack([inputs[i][0] for i in batch]).to(self.dtype),
+            timestep=torch.stack([inputs[i][1] for i in batch]),
+            encoder_hidden_states=torch.stack(embeds).to(self.device, self.dtype),
+            return_dict=False,
+        )[0]
+        predictions = list(outputs[: len(rows)])
+        for i, unconditional in zip(guided, outputs[len(rows) :], strict=True):
+            predictions[i] = unconditional + rows[i].spec.guidance_scale * (predictions[i] - unconditional)
+        return [prediction.float() for prediction in predictions]
+
+    def finish(self, spec: Spec, conditioning: Tensors, latents: torch.Tensor) -> torch.Tensor:
+        """Puts a given first frame back."""
+        if spec.task != "image-to-video":
+            return latents
+        return torch.cat([conditioning["image_latents"].to(latents), latents[:, 1:]], dim=1)
+
+    def set_attention(self, attention: Attention | None) -> None:
+        self.pipeline.transformer.set_attn_processor(WanAttnProcessor() if attention is None else Processor(attention))
+
+    def _latent_shape(self, spec: Spec) -> tuple[int, int, int, int]:
+        frames = (spec.num_frames - 1) // self.config.temporal_factor + 1
+        factor = self.config.spatial_factor
+        return self.config.latent_channels, frames, spec.height // factor, spec.width // factor
+
+    def _input(self, row: Row) -> tuple[torch.Tensor, torch.Tensor]:
+        """Latents [C, T, H, W] and timestep, 0-dim or one a token [L], as the transformer takes them."""
+        latents = self.finish(row.spec, row.conditioning, row.latents.to(self.device))
+        timestep = row.timestep.to(self.device)
+        if not self.config.expand_timesteps:
+            return latents, timestep
+        mask = torch.ones_like(latents[0, :, ::2, ::2])
+        if row.spec.task == "image-to-video":
+            mask[0] = 0  # the given frame is clean
+        return latents, (mask * timestep).flatten()
+
+    def _load(self, kind: Any, folder: Path, name: str) -> Any:
+        check_component(folder, name, weights=True)
+        options = {"dtype": self.dtype, "use_safetensors": True, "local_files_only": True, "output_loading_info": True}
+        module, info = kind.from_pretrained(folder / name, **options)
+        if info["missing_keys"]:
+            raise CheckpointError(f"{folder / name} lacks weights: {', '.join(sorted(info['missing_keys'])[:3])}, …")
+        return module.to(self.device).eval()
+
+
+def _scheduler(folder: Path) -> Any:
+    """The folder's scheduler, if its class is one that can be stepped as a value."""
+    check_component(folder, "scheduler", weights=False)
+    config = read_json(folder, "scheduler/scheduler_config.json")
+    name = config.get("_class_name")
+    if name not in STATE:
+        raise CheckpointError(f"{folder} has scheduler {name}, which is not supported; supported are {', '.join(STATE)}")
+    scheduler = getattr(diffusers, name).from_config(config)
+    Solver(scheduler, 1)  # its options are checked now, not with the first request
+    return scheduler
