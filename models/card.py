@@ -61,10 +61,6 @@ class ModelCard:
         """Whether the unconditional branch of classifier-free guidance runs, so that its text must be encoded."""
         return spec.guidance_scale > 1.0
 
-    def uses_negative(self, spec: Spec) -> bool:
-        """Whether the negative prompt is encoded and a second row is run: classifier-free guidance, as in diffusers."""
-        return spec.guidance_scale > 1.0
-
     def check(self, spec: Spec) -> Spec:
         """Returns the spec; raises FieldError that names the field, the value and the limit."""
         if spec.task not in self.tasks:

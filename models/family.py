@@ -81,14 +81,10 @@ class Family(Protocol):
         """The solver with this request's schedule set."""
         ...
 
-    def first_step(self, spec: Spec) -> int:
-        """0, or where image-to-image enters the schedule."""
-        ...
-
     def initial_latents(
         self, spec: Spec, conditioning: Tensors, solver: Solver, generator: torch.Generator
     ) -> torch.Tensor:
-        """[C, T, H, W], fp32."""
+        """[C, T, H, W], fp32, at the noise level of `spec.first_step`."""
         ...
 
     def batch_key(self, spec: Spec, conditioning: Tensors) -> tuple[object, ...]:

@@ -170,6 +170,12 @@ class Solver:
         sigma = self.sigmas[index].to(x0)
         return (1.0 - sigma) * x0 + sigma * noise
 
+    def implied_noise(self, latents: torch.Tensor, x0: torch.Tensor, index: int) -> torch.Tensor:
+        """The noise that `add_noise` makes these latents from; sigmas before a schedule's end are above 0."""
+        self._check_index(index)
+        sigma = self.sigmas[index].to(x0)
+        return (latents - (1.0 - sigma) * x0) / sigma
+
     def _check_index(self, index: int) -> None:
         if not 0 <= index < self.num_steps:
             raise SolverError(f"step {index} is not of a schedule of {self.num_steps} steps")

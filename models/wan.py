@@ -88,25 +88,31 @@ class Wan:
 
     @torch.no_grad()
     def encode_prompts(self, texts: Sequence[str]) -> list[Tensors]:
-        """`prompt_embeds` [L, D] per text, zeros after its end; L is the checkpoint's `max_sequence_length`."""
-        if not texts:
-            return []
-        embeds, _ = self.pipeline.encode_prompt(
-            list(texts),
+        """`prompt_embeds` [L, D] per text, zeros after its end; L is the checkpoint's `max_sequence_length`.
+
+        One forward a text: in a batch the last bits would depend on its size, and with them the conditioning's id.
+        """
+        return [{"prompt_embeds": self._encode_prompt(text)} for text in texts]
+
+    def _encode_prompt(self, text: str) -> torch.Tensor:
+        embeds: torch.Tensor = self.pipeline.encode_prompt(
+            text,
             do_classifier_free_guidance=False,
             max_sequence_length=self.config.max_sequence_length,
             device=self.device,
-        )
-        return [{"prompt_embeds": e.clone()} for e in embeds]
+        )[0]
+        return embeds[0]
 
     # -- stage "decode"
 
     @torch.no_grad()
     def encode_images(self, spec: Spec, images: Mapping[str, Image]) -> Tensors:
-        """`image_latents` [C, 1, H, W], fp32, of the image in the role that the task needs; raises ValueError without."""
+        """`image_latents` [C, 1, H, W], fp32, of the image that the task needs; raises ValueError for other roles."""
         role = ROLES.get(spec.task)
         if role is None or set(images) != {role}:
-            raise ValueError(f"{spec.task} takes {f'one image of role {role!r}' if role else 'no image'}, not {[*images]}")
+            raise ValueError(
+                f"{spec.task} takes {f'one image of role {role!r}' if role else 'no image'}, not {[*images]}"
+            )
         pixels = self.pipeline.video_processor.preprocess(images[role], height=spec.height, width=spec.width)
         vae = self.pipeline.vae
         latents = retrieve_latents(vae.encode(pixels.unsqueeze(2).to(vae.device, vae.dtype)), sample_mode="argmax")
@@ -140,19 +146,14 @@ class Wan:
             self._solvers[steps] = Solver(self.pipeline.scheduler, steps)
         return self._solvers[steps]
 
-    def first_step(self, spec: Spec) -> int:
-        if spec.task != "image-to-image":
-            return 0
-        return spec.num_inference_steps - min(int(spec.num_inference_steps * spec.strength), spec.num_inference_steps)
-
     def initial_latents(
         self, spec: Spec, conditioning: Tensors, solver: Solver, generator: torch.Generator
     ) -> torch.Tensor:
         """[C, T, H, W], fp32: diffusers' numbers for this seed."""
-        noise = randn_tensor((1, *self._latent_shape(spec)), generator, self.device, torch.float32)[0]
+        noise: torch.Tensor = randn_tensor((1, *self._latent_shape(spec)), generator, self.device, torch.float32)[0]
         if spec.task != "image-to-image":
             return noise
-        return solver.add_noise(conditioning["image_latents"].to(self.device), noise, self.first_step(spec))
+        return solver.add_noise(conditioning["image_latents"].to(self.device), noise, spec.first_step)
 
     def batch_key(self, spec: Spec, conditioning: Tensors) -> tuple[object, ...]:
         return (*self._latent_shape(spec), *conditioning["prompt_embeds"].shape)
@@ -216,7 +217,9 @@ def _scheduler(folder: Path) -> Any:
     config = read_json(folder, "scheduler/scheduler_config.json")
     name = config.get("_class_name")
     if name not in STATE:
-        raise CheckpointError(f"{folder} has scheduler {name}, which is not supported; supported are {', '.join(STATE)}")
+        raise CheckpointError(
+            f"{folder} has scheduler {name}, which is not supported; supported are {', '.join(STATE)}"
+        )
     scheduler = getattr(diffusers, name).from_config(config)
     Solver(scheduler, 1)  # its options are checked now, not with the first request
     return scheduler

@@ -88,8 +88,8 @@ def _refuse(folder: Path, config: WanConfig, index: dict[str, Any], transformer:
         raise CheckpointError(f"{folder} has two experts (transformer_2, boundary_ratio); only one is supported")
     if channels != config.latent_channels or transformer.get("image_dim") is not None:
         raise CheckpointError(
-            f"{folder}: the transformer takes {channels} channels and the VAE has {config.latent_channels}; images that "
-            "are given as extra channels or through an image encoder (Wan 2.1 I2V) are not supported"
+            f"{folder}: the transformer takes {channels} channels and the VAE has {config.latent_channels}; images "
+            "given as extra channels or through an image encoder (Wan 2.1 I2V) are not supported"
         )
     if index["_class_name"] == "WanImageToVideoPipeline" and not config.expand_timesteps:
         raise CheckpointError(f"{folder} is a WanImageToVideoPipeline without expand_timesteps, which is not supported")

@@ -16,7 +16,7 @@ from diffusers import (
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
 
-WORDS = "<pad> </s> <unk> a the red green blue ball box cat moves left right over night at still".split()
+WORDS = ["<pad>", "</s>", "<unk>", "a", "the", "red", "blue", "ball", "box", "cat", "moves", "left", "over", "at", "night"]
 MAX_SEQUENCE_LENGTH = 12
 SCHEDULERS = {
     "unipc": UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
@@ -48,9 +48,7 @@ def save_wan(folder: Path, *, expand_timesteps: bool = True, scheduler: str = "u
         num_layers=2,
         rope_max_seq_len=64,
     )
-    config = UMT5Config(
-        vocab_size=len(WORDS), d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, dropout_rate=0.0
-    )
+    config = UMT5Config(vocab_size=len(WORDS), d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, dropout_rate=0.0)
     pipe = WanPipeline(
         tokenizer=_tokenizer(),
         text_encoder=UMT5EncoderModel(config),
