@@ -1,0 +1,37 @@
+"""The HTTP application: its routes, and what every request passes on the way to them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+
+import raydiance
+from raydiance.serve.api import docs, errors, health, images, jobs, models, videos
+from raydiance.serve.api.middleware import ApiKeys, BodyLimit, RequestScope
+from raydiance.serve.config import Config
+
+if TYPE_CHECKING:
+    from raydiance.serve.service import Service
+
+
+def create_app(service: Service, config: Config) -> FastAPI:
+    """An ASGI application over `service`; nothing runs until it is asked."""
+    app = FastAPI(
+        title="Raydiance", version=raydiance.__version__, description=docs.DESCRIPTION, redirect_slashes=False
+    )
+    # the last one added is the first that a request passes
+    app.add_middleware(BodyLimit, max_bytes=config.limits.max_body_bytes)
+    app.add_middleware(ApiKeys, sha256=config.http.api_key_sha256)
+    app.add_middleware(RequestScope)
+    errors.install(app)
+    for router in (
+        images.router(service, config),
+        videos.router(service, config),
+        jobs.router(service, config),
+        models.router(service),
+        health.router(service),
+    ):
+        app.include_router(router)
+    docs.install(app)
+    return app

@@ -1,0 +1,68 @@
+"""Images, in the shape that the openai client sends and expects: the caller waits, or watches them appear."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import APIRouter, Request
+from fastapi.responses import StreamingResponse
+
+from raydiance.serve.api.body import Body, read_body
+from raydiance.serve.api.docs import IMAGE_RESPONSES, body_of
+from raydiance.serve.api.errors import wire_names
+from raydiance.serve.api.headers import IdempotencyKey
+from raydiance.serve.api.image_run import ImageRun
+from raydiance.serve.api.schemas import ImageEdit, ImageGeneration, ImageParameters
+from raydiance.serve.api.translate import (
+    IMAGE_NAMES,
+    edit_request,
+    edited_image,
+    generation_request,
+    refuse_unsupported,
+)
+from raydiance.serve.api.validation import validate
+from raydiance.serve.api.views import ImagesResponse
+from raydiance.serve.config import Config
+from raydiance.serve.request import GenerationRequest
+
+if TYPE_CHECKING:
+    from raydiance.serve.service import Service
+
+
+def router(service: Service, config: Config) -> APIRouter:
+    routes = APIRouter(prefix="/v1/images", tags=["images"], responses=IMAGE_RESPONSES)
+
+    async def read(request: Request) -> Body:
+        body = await read_body(request, config.limits)
+        refuse_unsupported(body)
+        return body
+
+    async def answer(
+        request: Request, params: ImageParameters, wanted: GenerationRequest, key: str | None, event: str
+    ) -> ImagesResponse | StreamingResponse:
+        with wire_names(IMAGE_NAMES):
+            job = await service.submit(wanted, idempotency_key=key)
+        # with a key, a caller that was cut off can come back for the same job: it is left to run
+        run = ImageRun(service, job.id, params, event, keep=key is not None)
+        return run.stream() if params.stream else await run.wait(request)
+
+    @routes.post("/generations", response_model=ImagesResponse, openapi_extra=body_of(ImageGeneration))
+    async def generate_images(request: Request, key: IdempotencyKey) -> ImagesResponse | StreamingResponse:
+        """Images from a prompt. If the caller goes away, the work is cancelled (unless it sent an Idempotency-Key)."""
+        body = await read(request)
+        params = validate(ImageGeneration, body.fields)
+        with wire_names(IMAGE_NAMES):
+            wanted = generation_request(params)
+        return await answer(request, params, wanted, key, "image_generation")
+
+    @routes.post("/edits", response_model=ImagesResponse, openapi_extra=body_of(ImageEdit, "image", required="image"))
+    async def edit_images(request: Request, key: IdempotencyKey) -> ImagesResponse | StreamingResponse:
+        """Images from an image and a prompt. In JSON, `image` is a URL (https or data)."""
+        body = await read(request)
+        image = edited_image(body)
+        params = validate(ImageEdit, body.fields)
+        with wire_names(IMAGE_NAMES):
+            wanted = edit_request(params, image)
+        return await answer(request, params, wanted, key, "image_edit")
+
+    return routes

@@ -1,0 +1,113 @@
+"""What every request passes, as plain ASGI so that streams stay streams: an id, a safety net, a key, a size limit."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+import uuid
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from raydiance.serve.api.errors import error_response, internal_error
+from raydiance.serve.errors import TooLarge, Unauthorized
+
+log = logging.getLogger("ray.serve")
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+class RequestScope:
+    """Answers every request with an `x-request-id`, and what nobody foresaw with a 500 that tells nothing.
+
+    An id that came with the request is kept for the log and not answered: the proxy in front that set it answers it.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        started = False
+
+        async def sending(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                if request_id != given:
+                    MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        except ClientDisconnect:
+            log.info("%s %s: the client went away (%s)", scope["method"], scope["path"], request_id)
+        except Exception:
+            log.exception("%s %s failed (%s)", scope["method"], scope["path"], request_id)
+            if started:
+                raise
+            await error_response(internal_error())(scope, receive, sending)
+
+
+class ApiKeys:
+    """Args:
+    sha256: hex digests of the keys that are let in; none = everybody.
+    """
+
+    def __init__(self, app: ASGIApp, sha256: Sequence[str]) -> None:
+        self._app = app
+        self._digests = [digest.lower() for digest in sha256]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket") or not self._digests or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        digest = hashlib.sha256(key.strip().encode("latin-1")).hexdigest()
+        # every digest is compared, so that the time taken tells nothing
+        known = sum([hmac.compare_digest(digest, d) for d in self._digests])
+        if kind.lower() == "bearer" and known:
+            await self._app(scope, receive, send)
+            return
+        missing = not key
+        error = Unauthorized(
+            "an API key is required: send 'Authorization: Bearer KEY'" if missing else "the API key is not known here"
+        )
+        await error_response(error)(scope, receive, send)
+
+
+class BodyLimit:
+    """Refuses a body of more than `max_bytes`: by its declared length before it is read, or while it streams in."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        error = TooLarge(f"the body has more than {self._max_bytes} bytes (limits.max_body_bytes)")
+        declared = Headers(scope=scope).get("content-length", "")
+        if declared.isdecimal() and int(declared[:20]) > self._max_bytes:
+            await error_response(error)(scope, receive, send)
+            return
+        received = 0
+
+        async def receiving() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._max_bytes:
+                raise error
+            return message
+
+        await self._app(scope, receiving, send)

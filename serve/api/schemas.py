@@ -1,0 +1,115 @@
+"""What clients send: OpenAI's parameters of images and videos, and ours beside them. Unknown ones are refused."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from raydiance.serve.request import MAX_PREVIEWS, MAX_SAMPLES, ImageFormat, VideoFormat
+
+MAX_PAGE = 100
+
+
+class Wire(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Sampling(Wire):
+    """Parameters of diffusion itself, on every route that generates. Left out, they take the model's defaults."""
+
+    seed: int | None = Field(None, description="the same seed gives the same pixels; sample i uses seed + i")
+    num_inference_steps: int | None = Field(None, description="denoising steps")
+    guidance_scale: float | None = Field(None, description="how strongly the prompt steers (classifier-free guidance)")
+    negative_prompt: str = Field("", description="what should not be seen")
+    metadata: dict[str, str] = Field(default_factory=dict, description="up to 16 strings that are kept with the job")
+
+
+class ImageParameters(Sampling):
+    prompt: str
+    model: str | None = Field(None, description="left out: the server's first model")
+    n: int = Field(1, ge=1, le=MAX_SAMPLES, description="images, each of its own seed")
+    size: str = Field("auto", description="WIDTHxHEIGHT in pixels, or auto for the model's default")
+    response_format: Literal["b64_json", "url"] = "b64_json"
+    output_format: ImageFormat = "png"
+    output_compression: int | None = Field(None, ge=0, le=100, description="quality of jpeg and webp, in percent")
+    quality: Literal["auto", "standard"] = Field("auto", description="there is one: set num_inference_steps and size")
+    background: Literal["auto", "opaque"] = "auto"
+    user: str | None = Field(None, max_length=512, description="kept in the job's metadata")
+    safety_identifier: str | None = Field(None, max_length=512, description="kept in the job's metadata")
+    stream: bool = False
+    partial_images: int = Field(0, ge=0, le=MAX_PREVIEWS, description="previews per image while it streams")
+
+
+class ImageGeneration(ImageParameters):
+    """Body of `POST /v1/images/generations`."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "a red circle", "n": 2, "seed": 7}]})
+
+    moderation: Literal["auto", "low"] = Field("auto", description="nothing is moderated")
+
+
+class ImageEdit(ImageParameters):
+    """Body of `POST /v1/images/edits`: the image is noised up to `strength` and denoised towards the prompt."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "the same, in blue", "strength": 0.6}]})
+
+    strength: float | None = Field(None, description="share of the schedule that is run; 1 forgets the image")
+    input_fidelity: Literal["low"] = Field("low", description="strength is how much is kept")
+
+
+class VideoCreation(Sampling):
+    """Body of `POST /v1/videos`."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "a red circle moves left", "seconds": "4"}]})
+
+    prompt: str
+    model: str | None = Field(None, description="left out: the server's first model")
+    seconds: float | None = Field(None, gt=0, le=3600, description="taken to the nearest length the model makes")
+    size: str = Field("auto", description="WIDTHxHEIGHT in pixels, or auto for the model's default")
+    num_frames: int | None = Field(None, description="instead of seconds")
+    fps: int | None = None
+    output_format: VideoFormat = "mp4"
+    previews: int = Field(0, ge=0, le=MAX_PREVIEWS, description="previews among the job's events")
+    webhook: str | None = Field(None, max_length=2048, description="URL that is told when the video has ended")
+
+
+class VideoRemix(Wire):
+    """Body of `POST /v1/videos/{id}/remix`: the same seed and parameters, another prompt."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "the same, at night"}]})
+
+    prompt: str
+
+
+class VideoPage(Wire):
+    """Query of `GET /v1/videos`."""
+
+    after: str | None = Field(None, max_length=64, description="the last id of the page before")
+    limit: int = Field(20, ge=1, le=MAX_PAGE)
+    order: Literal["asc", "desc"] = "desc"
+
+
+class JobPage(VideoPage):
+    """Query of `GET /v1/jobs`."""
+
+    kind: Literal["image", "video"] | None = None
+
+
+class JobContent(Wire):
+    """Query of `GET /v1/jobs/{id}/content`."""
+
+    index: int = Field(0, ge=0, lt=MAX_SAMPLES, description="the sample")
+    variant: Literal["content", "thumbnail", "spritesheet"] = "content"
+
+
+class VideoContent(Wire):
+    """Query of `GET /v1/videos/{id}/content`."""
+
+    variant: Literal["video", "thumbnail", "spritesheet"] = "video"
+
+
+class JobEvents(Wire):
+    """Query of `GET /v1/jobs/{id}/events`."""
+
+    after: int | None = Field(None, ge=0, lt=2**63, description="the id of the last event seen")
