@@ -1,0 +1,108 @@
+"""`raydiance serve`."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raydiance.serve.cli.console import err, escape, guarded, out, say
+from raydiance.serve.errors import ConfigError
+
+if TYPE_CHECKING:
+    from raydiance.serve.config import Config
+    from raydiance.serve.local import LocalServer
+
+HELP = """Serve models on this machine, until Ctrl-C.
+
+MODEL is [bold]tiny[/] (the embedded model), a folder in diffusers' format, or a hub id (org/name).
+
+[bold]Examples[/]
+
+  raydiance serve
+
+  raydiance serve ./Wan2.2-TI2V-5B-Diffusers --set denoiser.num_gpus=1
+
+  raydiance serve --config raydiance.yaml --port 9000
+"""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("serve", help=HELP)(serve)
+
+
+@guarded
+def serve(
+    model: Annotated[
+        str | None, typer.Argument(help="tiny, a diffusers folder, or a hub id.", show_default="tiny")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="YAML file of options; see `raydiance config check`.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 = a free one.", show_default="8000")] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any option, e.g. denoiser.num_threads=2. May be repeated."),
+    ] = None,
+) -> None:
+    from raydiance.serve.local import start_local
+
+    resolved = local_config(config, given(model, host, port, options))
+    stop = threading.Event()
+    _on_sigterm()
+    with err.status("starting") as status, start_local(resolved, on_phase=lambda p: status.update(p)) as server:
+        status.stop()
+        for number in (signal.SIGINT, signal.SIGTERM):  # Ray has put its own in the meantime
+            signal.signal(number, lambda *_: stop.set())
+        _greet(server)
+        stop.wait()
+        say("stopping; unfinished jobs go on at the next start")
+    say("stopped")
+
+
+def given(model: str | None, host: str | None, port: int | None, options: list[str] | None) -> dict[str, Any]:
+    """The command line's part of the configuration, by dotted keys. Raises ConfigError."""
+    values: dict[str, Any] = {"model": model, "http.host": host, "http.port": port}
+    for option in options or []:
+        key, equals, value = option.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--set {option}: write KEY=VALUE, e.g. --set denoiser.num_threads=2")
+        values[key] = value
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def local_config(file: Path | None, values: dict[str, Any], data: Path | None = None) -> Config:
+    """The configuration of a server on this machine: its jobs are in `data` unless the configuration says otherwise."""
+    from raydiance.serve.config import data_folder, load_config
+
+    config = load_config(values, file)
+    folder = data or data_folder()
+    places = {"database": f"sqlite:///{folder}/jobs.db", "artifacts": str(folder / "artifacts")}
+    unset = {name: place for name, place in places.items() if name not in config.storage.model_fields_set}
+    return config.model_copy(update={"storage": config.storage.model_copy(update=unset)})
+
+
+def _on_sigterm() -> None:
+    """SIGTERM while starting ends like Ctrl-C: the context managers clean up."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+
+
+def _greet(server: LocalServer) -> None:
+    names = ", ".join(m.id for m in server.config.models)
+    body = '{"prompt": "a large red circle moves right on a white background"}'
+    out.print(f"[bold green]ready[/] {escape(names)} at [bold]{server.url}[/] after {server.start_s:.1f} s")
+    out.print(f"""
+  docs      {server.url}/docs
+  try       raydiance generate "a large red circle moves right on a white background" -o clip.mp4 --url {server.url}
+  or        curl {server.url}/v1/jobs -H 'Content-Type: application/json' -d '{body}'
+  python    openai.OpenAI(base_url="{server.url}/v1", api_key="none"), or raydiance.connect()
+  stop      Ctrl-C
+""")

@@ -1,0 +1,249 @@
+"""Raydiance from Python, over a Ray Serve handle: `raydiance.connect()`. No torch.
+
+Works from every driver of the cluster. From a Ray Client (`ray://`), where Serve does not stream, events come by long
+poll. Errors are those that HTTP maps to statuses (`raydiance.serve.errors`).
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import logging
+import time
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+import ray
+from pydantic import ValidationError
+from ray import serve
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
+
+from raydiance.models.card import ModelCard
+from raydiance.models.spec import Task
+from raydiance.serve.errors import GenerationFailed, InvalidRequest, RaydianceError, Unavailable
+from raydiance.serve.events import Event
+from raydiance.serve.request import GenerationRequest, ImageFormat, ImageInput, ImageRole, Output, Source, VideoFormat
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from PIL.Image import Image
+    from ray.serve.handle import DeploymentHandle
+
+    ImageLike: TypeAlias = str | PathLike[str] | bytes | Image
+
+LONG_POLL_S = 5.0
+RECONNECT_S = 0.5
+MAX_CUTS = 5
+
+
+class Fields(TypedDict, total=False):
+    """What `generate` takes beside the prompt; what is left out takes the model's default."""
+
+    model: str
+    task: Task
+    negative_prompt: str
+    height: int
+    width: int
+    num_frames: int
+    seconds: float
+    fps: int
+    num_inference_steps: int
+    guidance_scale: float
+    seed: int
+    strength: float
+    n: int
+    previews: int
+    webhook: str
+    metadata: dict[str, str]
+
+
+def connect(address: str | None = None, app: str = "raydiance") -> Client:
+    """A client of the Raydiance application on a Ray cluster.
+
+    Args:
+        address: of the cluster, as `ray.init` takes it (`ray://host:10001` too); None for the one that this process is
+            connected to, or else the one of this machine or `$RAY_ADDRESS`.
+        app: the name that it is deployed under.
+
+    Raises:
+        Unavailable: there is no such cluster, or the application does not run on it.
+    """
+    if not ray.is_initialized():
+        try:
+            ray.init(address or "auto", logging_level=logging.ERROR, log_to_driver=False)
+        except (ConnectionError, RayError) as e:
+            raise Unavailable(f"no Ray cluster at {address or 'this machine'}: {e}") from e
+    elif address is not None:
+        raise RaydianceError("this process is connected to a Ray cluster already: connect() without an address")
+    try:
+        handle = serve.get_app_handle(app)
+    except RayServeException as e:
+        raise Unavailable(f"application '{app}' does not run on this cluster: {e}") from e
+    return Client(handle, streams=not _is_ray_client())
+
+
+class Client:
+    """Args:
+    handle: of the application's ingress.
+    streams: whether the connection can stream; otherwise events come by long poll.
+    """
+
+    def __init__(self, handle: DeploymentHandle[Any], *, streams: bool = True) -> None:
+        self._handle = handle
+        self._streams = streams
+
+    def generate(
+        self,
+        prompt: str,
+        *,
+        image: ImageLike | None = None,
+        image_role: ImageRole = "first_frame",
+        output_format: ImageFormat | VideoFormat | None = None,
+        idempotency_key: str | None = None,
+        **fields: Unpack[Fields],
+    ) -> RunningJob:
+        """Starts a job; returns at once.
+
+        Args:
+            image: a file, its bytes, or a Pillow image.
+            image_role: `first_frame` begins a video with the image, `init` starts an image from it.
+            idempotency_key: the same key with the same request gives the same job.
+
+        Raises:
+            InvalidRequest: names the field and the limit.
+        """
+        inputs = [] if image is None else [ImageInput(role=image_role, source=_source(image))]
+        try:
+            request = GenerationRequest(prompt=prompt, inputs=inputs, output=Output(format=output_format), **fields)
+        except ValidationError as e:
+            first = e.errors()[0]
+            raise InvalidRequest(str(first["msg"]), ".".join(map(str, first["loc"]))) from e
+        job = self._call("submit", request.model_dump(mode="json", exclude_defaults=True), idempotency_key)
+        return RunningJob(self, str(job["id"]))
+
+    def job(self, job_id: str) -> RunningJob:
+        """A job that was started before, here or elsewhere; raises NotFound."""
+        self._call("job", job_id)
+        return RunningJob(self, job_id)
+
+    def models(self) -> list[ModelCard]:
+        """What is served, and what each can do."""
+        return [ModelCard.from_dict(card) for card in self._call("model_cards")]
+
+    def _call(self, method: str, *args: Any) -> Any:
+        try:
+            return getattr(self._handle, method).remote(*args).result()
+        except (RayError, DeploymentUnavailableError) as e:
+            raise _unwrapped(e) from e
+
+    def _batches(self, job_id: str, after: int) -> Iterator[list[Event]]:
+        """Events above `after`, as they come; ends when the connection is cut or the stream has."""
+        if not self._streams:
+            yield _parsed(self._call("events_since", job_id, after, LONG_POLL_S))
+            return
+        stream: Any = self._handle.options(stream=True).events.remote(job_id, after)
+        try:
+            for batch in stream:
+                yield _parsed(batch)
+        except (RayError, DeploymentUnavailableError) as e:
+            raise _unwrapped(e) from e
+        finally:
+            stream.cancel()
+
+
+class RunningJob:
+    """A job, wherever it runs. Losing this object does not stop it."""
+
+    def __init__(self, client: Client, job_id: str) -> None:
+        self.id = job_id
+        self._client = client
+
+    def __repr__(self) -> str:
+        return f"RunningJob({self.id!r})"
+
+    def job(self) -> dict[str, Any]:
+        """As `GET /v1/jobs/{id}` gives it: status, progress, parameters, outputs, seconds per stage."""
+        job: dict[str, Any] = self._client._call("job", self.id)
+        return job
+
+    def events(self, after: int = 0) -> Iterator[Event]:
+        """Events with an id above `after`, to the final one; goes on where the connection was cut."""
+        cuts = 0
+        while True:
+            try:
+                for batch in self._client._batches(self.id, after):
+                    cuts = 0
+                    for event in batch:
+                        after = event.id
+                        yield event
+                        if event.is_final:
+                            return
+            except Unavailable:
+                cuts += 1
+                if cuts > MAX_CUTS:
+                    raise
+                time.sleep(RECONNECT_S * cuts)
+
+    def wait(self) -> dict[str, Any]:
+        """The job when it has ended, however it did."""
+        for _ in self.events():
+            pass
+        return self.job()
+
+    def result(self) -> list[bytes]:
+        """The files, one a sample, when it has completed; raises GenerationFailed if it failed or was cancelled."""
+        job = self.wait()
+        if job["status"] != "completed":
+            error = job.get("error") or {}
+            reason = error.get("message") or f"it is {job['status']}"
+            raise GenerationFailed(f"job {self.id}: {reason}", error.get("param"), error.get("code") or job["status"])
+        return [self._client._call("content", self.id, int(item["index"])) for item in job["outputs"]]
+
+    def save(self, path: str | PathLike[str]) -> list[Path]:
+        """Waits and writes the files: `path` itself, or NAME-1, NAME-2, … for several samples."""
+        target, files = Path(path), self.result()
+        paths = [target] if len(files) == 1 else [target.with_stem(f"{target.stem}-{i + 1}") for i in range(len(files))]
+        for file, content in zip(paths, files, strict=True):
+            file.write_bytes(content)
+        return paths
+
+    def cancel(self) -> dict[str, Any]:
+        """Stops it within one step; a finished job stays as it is."""
+        job: dict[str, Any] = self._client._call("cancel", self.id)
+        return job
+
+
+def _parsed(batch: list[dict[str, Any]]) -> list[Event]:
+    return [Event.model_validate(event) for event in batch]
+
+
+def _unwrapped(error: Exception) -> Exception:
+    """The error that our own code raised in the cluster, or Unavailable if it was the cluster's."""
+    cause = error.cause if isinstance(error, RayTaskError) else None
+    if isinstance(cause, RaydianceError):
+        return cause
+    if isinstance(error, RayActorError | DeploymentUnavailableError):
+        return Unavailable(f"a replica died or is away: {error}")
+    return error if cause is None else RaydianceError(f"{type(cause).__name__}: {cause}")
+
+
+def _source(image: ImageLike) -> Source:
+    if isinstance(image, str | PathLike):
+        content = Path(image).read_bytes()
+    elif isinstance(image, bytes):
+        content = image
+    else:
+        buffer = io.BytesIO()
+        image.save(buffer, format="PNG")
+        content = buffer.getvalue()
+    return Source(b64=base64.b64encode(content).decode())
+
+
+def _is_ray_client() -> bool:
+    from ray.util.client import ray as client
+
+    return bool(client.is_connected())

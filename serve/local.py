@@ -1,0 +1,181 @@
+"""A Ray cluster of this machine alone with Raydiance on it: for the command line, the demo and tests.
+
+Bound to loopback, without a dashboard, and gone when the context ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from raydiance.models import registry, resolve
+from raydiance.serve.config import Config, ModelConfig
+from raydiance.serve.errors import ConfigError, RaydianceError, Unavailable
+
+OBJECT_STORE_BYTES = 512 << 20
+READY_TIMEOUT_S = 300.0
+OVERHEAD_CPUS = 1.0  # gateway, dispatchers, Serve's own
+# set before Ray starts, unless the user has set them otherwise
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SCHEDULER_EVENTS": "0",
+    "RAY_prestart_worker_first_driver": "0",  # idle workers take the CPU that the stages need to start
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+@dataclass(frozen=True)
+class LocalServer:
+    """Args:
+    url: where HTTP answers.
+    start_s: seconds from nothing to ready.
+    """
+
+    url: str
+    config: Config
+    start_s: float
+
+
+@contextmanager
+def start_local(
+    config: Config,
+    *,
+    object_store_bytes: int = OBJECT_STORE_BYTES,
+    ready_timeout_s: float = READY_TIMEOUT_S,
+    on_phase: Callable[[str], None] = lambda _: None,
+) -> Iterator[LocalServer]:
+    """Starts Ray and Serve in this process, waits until the warm-up generation is through, and stops both at the end.
+
+    Args:
+        on_phase: told in a few words what is being waited for.
+
+    Raises:
+        ConfigError: a model that cannot be served, or a port that is taken.
+        Unavailable: it did not become ready.
+    """
+    began = time.monotonic()
+    config = config.model_copy(update={"http": config.http.model_copy(update={"port": _port(config)})})
+    for model in config.models:
+        check_model(model)
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    import ray
+
+    if ray.is_initialized():
+        raise RaydianceError("this process is connected to a Ray cluster already; call ray.shutdown() first")
+    try:
+        on_phase("starting Ray")
+        ray.init(
+            address="local",
+            num_cpus=_num_cpus(config),
+            include_dashboard=False,
+            object_store_memory=object_store_bytes,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            _node_ip_address="127.0.0.1",
+        )
+        on_phase("loading " + ", ".join(m.id for m in config.models))
+        _run(config)
+        on_phase("warming up")
+        url = _url(config)
+        _wait_ready(url, ready_timeout_s)
+        yield LocalServer(url, config, time.monotonic() - began)
+    finally:
+        _stop()
+
+
+def check_model(model: ModelConfig) -> Path:
+    """The folder of a model that can be served, without loading it; raises ConfigError."""
+    try:
+        folder = resolve.resolve(model.path, model.revision)
+        registry.card(folder, model.id)
+    except resolve.CheckpointError as e:
+        raise ConfigError(f"model '{model.id}': {e}") from e
+    return folder
+
+
+def _run(config: Config) -> None:
+    from ray import serve
+    from ray.serve.schema import LoggingConfig
+
+    from raydiance.serve.app import APP_NAME, build_app
+
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    serve.start(
+        proxy_location="HeadOnly",
+        http_options={"host": config.http.host, "port": config.http.port},
+        logging_config=LoggingConfig(log_level="WARNING"),
+    )
+    try:
+        serve.run(build_app(config), name=APP_NAME, route_prefix="/", logging_config=LoggingConfig(log_level="INFO"))
+    except RuntimeError as e:
+        raise Unavailable(f"the application did not start: {_reason(e)}; logs are in {_log_folder()}") from e
+
+
+def _wait_ready(url: str, timeout_s: float) -> None:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy reaches this machine's loopback
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        with contextlib.suppress(urllib.error.URLError, OSError), opener.open(f"{url}/readyz", timeout=5) as response:
+            if response.status == 200:
+                return
+        time.sleep(0.1)
+    raise Unavailable(f"not ready after {timeout_s:g} s; logs are in {_log_folder()}")
+
+
+def _stop() -> None:
+    import ray
+    from ray import serve
+
+    if not ray.is_initialized():
+        return
+    try:
+        serve.shutdown()
+    finally:
+        ray.shutdown()
+
+
+def _num_cpus(config: Config) -> int:
+    """Logical CPUs, at least the machine's, so that every replica is placed however small the machine."""
+    stages = (config.text_encoder, config.denoiser, config.vae_decoder)
+    asked = len(config.models) * sum(s.num_replicas * s.num_cpus for s in stages)
+    return max(os.cpu_count() or 1, math.ceil(asked + OVERHEAD_CPUS))
+
+
+def _port(config: Config) -> int:
+    """The port to listen on; a free one for 0. Raises ConfigError when it is taken."""
+    host, port = config.http.host, config.http.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as e:
+            raise ConfigError(f"cannot listen on {host}:{port} ({e.strerror or e}); choose another --port") from e
+        return int(probe.getsockname()[1])
+
+
+def _url(config: Config) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.http.host, config.http.host)  # noqa: S104 - compared only
+    return f"http://[{host}]:{config.http.port}" if ":" in host else f"http://{host}:{config.http.port}"
+
+
+def _reason(error: Exception) -> str:
+    """The last line that says something of a long message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def _log_folder() -> str:
+    return "/tmp/ray/session_latest/logs/serve"  # noqa: S108 - where Ray writes them
