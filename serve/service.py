@@ -193,18 +193,20 @@ class Service:
         """Events with an id above `after`, to the final one. Survives the dispatcher's death. Raises NotFound."""
         while True:
             job = await self.get(job_id)
-            if job.state.is_final or job.model not in self._dispatchers:
+            dispatcher = self._dispatchers.get(job.model)
+            if dispatcher is not None:
+                try:  # an ended job too: what happened just now, previews among it, is still to be had
+                    async for batch in dispatcher.events(job_id, after):
+                        for event in batch:
+                            after = max(after, event.id)
+                            yield event
+                            if event.is_final:
+                                return
+                except (*LOST, RayTaskError) as e:
+                    log.warning("events of job %s were cut, connecting again: %s", job_id, e)
+            if job.state.is_final or dispatcher is None:
                 yield final_event(job, after)
                 return
-            try:
-                async for batch in self._dispatchers[job.model].events(job_id, after):
-                    for event in batch:
-                        after = max(after, event.id)
-                        yield event
-                        if event.is_final:
-                            return
-            except (*LOST, RayTaskError) as e:
-                log.warning("events of job %s were cut, connecting again: %s", job_id, e)
             await asyncio.sleep(RECONNECT_S)
 
     async def wait(self, job_id: str) -> Job:
