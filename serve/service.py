@@ -33,7 +33,7 @@ LOST = (RayActorError, DeploymentUnavailableError, BackPressureError)
 RECONNECT_S = 0.5
 DERIVED = {
     "thumbnail": ("webp", "image/webp", media.thumbnail),
-    "spritesheet": ("png", "image/png", media.spritesheet),
+    "spritesheet": ("jpg", "image/jpeg", media.spritesheet),
 }
 
 
@@ -159,7 +159,7 @@ class Service:
         return await asyncio.to_thread(self.jobs.get, job_id)
 
     async def list(
-        self, *, kind: str | None = None, after: str | None = None, limit: int = 20, order: str = "desc"
+        self, *, kind: str | None = None, after: str | None = None, limit: int = 20, order: Literal["asc", "desc"] = "desc"
     ) -> tuple[list[Job], bool]:
         """One page, and whether there is more. Raises NotFound for an unknown `after`."""
         return await asyncio.to_thread(
