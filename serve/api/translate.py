@@ -123,12 +123,9 @@ def video_request(params: VideoCreation, reference: ImageInput | None) -> Genera
     )
 
 
-def remix_request(source: Job, prompt: str, images: Mapping[ImageRole, bytes]) -> GenerationRequest:
-    """Args:
-    images: bytes of the source's input images by role; copies, so that the source may be deleted.
-    """
-    texts = [i for i in source.request.inputs if isinstance(i, TextInput) and i.role == "negative_prompt"]
-    inputs = [*texts, *(_image(role, data) for role, data in images.items())]
+def remix_request(source: Job, prompt: str) -> GenerationRequest:
+    """The source's request, its seed and stored images among it, with another prompt."""
+    inputs = [i for i in source.request.inputs if not (isinstance(i, TextInput) and i.role == "prompt")]
     return source.request.model_copy(update={"prompt": prompt, "inputs": inputs})
 
 

@@ -23,7 +23,6 @@ from raydiance.serve.api.validation import validate
 from raydiance.serve.api.views import ErrorBody, Video, VideoDeleted, VideoList
 from raydiance.serve.config import Config
 from raydiance.serve.errors import NotFound
-from raydiance.serve.request import ImageInput
 from raydiance.serve.storage.job import Job
 
 if TYPE_CHECKING:
@@ -85,12 +84,7 @@ def router(service: Service, config: Config) -> APIRouter:
         """A new video with the source's seed, parameters and input image, and another prompt."""
         params = validate(VideoRemix, (await read_body(request, config.limits)).fields)
         source = await _video(service, id)
-        images = {
-            item.role: await service.artifacts.get(item.source.artifact)
-            for item in source.request.inputs
-            if isinstance(item, ImageInput) and item.source.artifact is not None
-        }
-        remix = remix_request(source, params.prompt, images)
+        remix = remix_request(source, params.prompt)
         with wire_names(VIDEO_NAMES):
             return Video.of(await service.submit(remix, idempotency_key=key, remixed_from=id))
 
