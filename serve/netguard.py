@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from raydiance.serve.errors import InvalidRequest, TooLarge, Unavailable
 
 MAX_REDIRECTS = 3
 Resolve = Callable[[str, int], Awaitable[list[str]]]
+_HOST = re.compile(rb"[a-z0-9._-]+|[0-9a-f:.]+", re.IGNORECASE)  # a name or an address; no IPv6 zone
 _LOCAL_NAMES = ("localhost", "local", "internal")
 _GLOBAL_IPV6 = ipaddress.ip_network("2000::/3")
 _TUNNELS = [
@@ -44,7 +46,7 @@ def check_url(url: str, allow_hosts: Collection[str], field: str = "url") -> htt
     """Refuse, without a look-up, what can never be fetched.
 
     Raises:
-        InvalidRequest: not http(s), with a user name, without a host, or a host that is plainly local.
+        InvalidRequest: not http(s), with a user name, without a valid host, or a host that is plainly local.
     """
     try:
         parsed = httpx.URL(url)
@@ -54,9 +56,9 @@ def check_url(url: str, allow_hosts: Collection[str], field: str = "url") -> htt
         raise InvalidRequest(f"'{parsed.scheme}' is not supported: use https", field)
     if parsed.userinfo:
         raise InvalidRequest("the URL must not hold a user name or password", field)
+    if not _HOST.fullmatch(parsed.raw_host) or not 1 <= (80 if parsed.port is None else parsed.port) <= 65_535:
+        raise InvalidRequest("the URL has no valid host and port", field)
     host = parsed.host
-    if not host:
-        raise InvalidRequest("the URL has no host", field)
     if not _is_allowed(host, allow_hosts):
         try:
             local = not is_public(host)
@@ -160,7 +162,7 @@ class _GuardedTransport(httpx.AsyncBaseTransport):
     async def _addresses(self, url: httpx.URL) -> list[str]:
         port = url.port or (443 if url.scheme == "https" else 80)
         try:
-            addresses = await self._resolve(url.host, port)
+            addresses = await self._resolve(url.raw_host.decode(), port)
         except (OSError, UnicodeError) as e:
             raise httpx.ConnectError("the host has no address") from e
         if _is_allowed(url.host, self._allow_hosts):
@@ -179,7 +181,7 @@ def _pinned(request: httpx.Request, address: str) -> httpx.Request:
         request.url.copy_with(host=address),
         headers=request.headers,  # Host among them
         stream=request.stream,
-        extensions={**request.extensions, "sni_hostname": request.url.host},
+        extensions={**request.extensions, "sni_hostname": request.url.raw_host.decode()},
     )
 
 
