@@ -22,15 +22,17 @@ from raydiance.models import registry, resolve
 from raydiance.serve.config import Config, ModelConfig
 from raydiance.serve.errors import ConfigError, RaydianceError, Unavailable
 
+APP_NAME = "raydiance"
 OBJECT_STORE_BYTES = 512 << 20
 READY_TIMEOUT_S = 300.0
 OVERHEAD_CPUS = 1.0  # gateway, dispatchers, Serve's own
 # set before Ray starts, unless the user has set them otherwise
 ENVIRONMENT = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # for all systems, whatever its name: every daemon listens on loopback
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_SCHEDULER_EVENTS": "0",
+    "RAY_worker_niceness": "0",  # workers start at nice 15: beside anything else on the machine they would starve
     "RAY_prestart_worker_first_driver": "0",  # idle workers take the CPU that the stages need to start
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "TOKENIZERS_PARALLELISM": "false",
 }
 
@@ -83,7 +85,6 @@ def start_local(
             object_store_memory=object_store_bytes,
             logging_level=logging.ERROR,
             log_to_driver=False,
-            _node_ip_address="127.0.0.1",
         )
         on_phase("loading " + ", ".join(m.id for m in config.models))
         _run(config)
@@ -109,7 +110,7 @@ def _run(config: Config) -> None:
     from ray import serve
     from ray.serve.schema import LoggingConfig
 
-    from raydiance.serve.app import APP_NAME, build_app
+    from raydiance.serve.app import build_app
 
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     serve.start(
@@ -141,7 +142,7 @@ def _stop() -> None:
     if not ray.is_initialized():
         return
     try:
-        serve.shutdown()
+        serve.delete(APP_NAME)  # drains; `serve.shutdown` takes longer, and has Ray complain on stderr
     finally:
         ray.shutdown()
 
