@@ -5,9 +5,8 @@ from __future__ import annotations
 import io
 import platform
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
-from itertools import chain
 from pathlib import Path
 from typing import cast
 
@@ -36,7 +35,7 @@ _CONTAINER_OPTIONS: dict[VideoFormat, dict[str, str]] = {
 
 
 def encode_video(chunks: Iterable[Frames], fps: float, format: VideoFormat = "mp4", *, threads: int = 0) -> bytes:
-    """Frames as an MP4 (H.264) or WebM (VP9) file, 4:2:0 and BT.709. One chunk is held at a time.
+    """Frames as an MP4 (H.264) or WebM (VP9) file, 4:2:0 and BT.709. While a chunk is made, one is held.
 
     The same frames and `threads` give the same bytes, however they are cut into chunks.
 
@@ -48,11 +47,11 @@ def encode_video(chunks: Iterable[Frames], fps: float, format: VideoFormat = "mp
     Raises:
         ValueError: there are no frames, their width or height is odd, or a chunk has another shape or type.
     """
-    chunks = iter(chunks)
-    first = next((c for c in chunks if len(c)), None)
-    if first is None:
+    frames = _frames(chunks)
+    frame = next(frames, None)
+    if frame is None:
         raise ValueError("a video needs at least one frame")
-    _, height, width, _ = first.shape
+    height, width, _ = frame.shape
     if width % 2 or height % 2:
         raise ValueError(f"{width}x{height}: a video's width and height must be even")
     codec, options = _CODECS[format]
@@ -65,13 +64,20 @@ def encode_video(chunks: Iterable[Frames], fps: float, format: VideoFormat = "mp
             context.width, context.height, context.pix_fmt, context.thread_count = width, height, "yuv420p", threads
             context.colorspace, context.color_range = Colorspace.ITU709, ColorRange.MPEG
             context.color_primaries, context.color_trc = ColorPrimaries.BT709, ColorTrc.BT709
-            for chunk in chain([first], chunks):
-                if chunk.shape[1:] != first.shape[1:] or chunk.dtype != np.uint8:
-                    raise ValueError(f"a chunk is {chunk.dtype} {chunk.shape}; the first was {first.shape}")
-                for frame in chunk:
-                    container.mux(stream.encode(_to_yuv(frame)))
+            while frame is not None:
+                container.mux(stream.encode(_to_yuv(frame)))
+                frame = next(frames, None)
             container.mux(stream.encode(None))
         return path.read_bytes()
+
+
+def _frames(chunks: Iterable[Frames]) -> Iterator[Frames]:
+    shape = None
+    for chunk in chunks:
+        shape = shape or chunk.shape[1:]
+        if chunk.ndim != 4 or chunk.shape[3] != 3 or chunk.shape[1:] != shape or chunk.dtype != np.uint8:
+            raise ValueError(f"a chunk is {chunk.dtype} {chunk.shape}; uint8 [t, H, W, 3] of one size is needed")
+        yield from chunk
 
 
 def _to_yuv(frame: Frames) -> av.VideoFrame:
@@ -83,16 +89,18 @@ def decode_video(data: bytes) -> tuple[Frames, float]:
     """All frames of a video file, uint8 [T, H, W, 3], and its frames per second.
 
     Raises:
-        ValueError: there is no video in it.
+        ValueError: there is no video in it, or it is damaged.
     """
-    with av.open(io.BytesIO(data), "r") as container:
-        if not container.streams.video:
-            raise ValueError("the file holds no video")
-        stream = container.streams.video[0]
-        frames = [f.to_ndarray(format="rgb24") for f in container.decode(stream)]
-        if not frames or stream.average_rate is None:
-            raise ValueError("the file holds no frames")
-        return np.stack(frames), float(stream.average_rate)
+    try:
+        with av.open(io.BytesIO(data), "r") as container:
+            stream = container.streams.video[0]
+            frames = [f.to_ndarray(format="rgb24") for f in container.decode(stream)]
+            rate = stream.average_rate
+    except (av.FFmpegError, IndexError) as e:
+        raise ValueError(f"this is no video, or a damaged one: {e}") from e
+    if not frames or rate is None:
+        raise ValueError("the video has no frames")
+    return np.stack(frames), float(rate)
 
 
 def thumbnail(frames: Frames, format: ImageFormat = "webp") -> bytes:

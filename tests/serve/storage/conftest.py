@@ -51,9 +51,10 @@ def race() -> Callable[..., list[Any]]:
     def run(script: str, n: int, *args: str) -> list[Any]:
         code = f"import json, sys\nwho, *args = sys.argv[1:]\nprint('ready', flush=True)\ninput()\n{script}\n"
         code = f"from raydiance.serve.storage.jobs import *\n{code}print(json.dumps(result))\n"
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        command = [sys.executable, "-W", "error", "-c", code]
         children = [
-            subprocess.Popen([sys.executable, "-W", "error", "-c", code, str(i), *args], **pipes) for i in range(n)
+            subprocess.Popen([*command, str(i), *args], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            for i in range(n)
         ]
         try:
             for child in children:
