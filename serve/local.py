@@ -41,10 +41,12 @@ ENVIRONMENT = {
 class LocalServer:
     """Args:
     url: where HTTP answers.
+    address: of the Ray cluster, for `raydiance.connect`.
     start_s: seconds from nothing to ready.
     """
 
     url: str
+    address: str
     config: Config
     start_s: float
 
@@ -78,7 +80,7 @@ def start_local(
         raise RaydianceError("this process is connected to a Ray cluster already; call ray.shutdown() first")
     try:
         on_phase("starting Ray")
-        ray.init(
+        context = ray.init(
             address="local",
             num_cpus=_num_cpus(config),
             include_dashboard=False,
@@ -87,11 +89,12 @@ def start_local(
             log_to_driver=False,
         )
         on_phase("loading " + ", ".join(m.id for m in config.models))
-        _run(config)
+        logs = Path(context.address_info["session_dir"], "logs", "serve")
+        _run(config, logs)
         on_phase("warming up")
         url = _url(config)
-        _wait_ready(url, ready_timeout_s)
-        yield LocalServer(url, config, time.monotonic() - began)
+        _wait_ready(url, ready_timeout_s, logs)
+        yield LocalServer(url, str(context.address_info["gcs_address"]), config, time.monotonic() - began)
     finally:
         _stop()
 
@@ -106,7 +109,7 @@ def check_model(model: ModelConfig) -> Path:
     return folder
 
 
-def _run(config: Config) -> None:
+def _run(config: Config, logs: Path) -> None:
     from ray import serve
     from ray.serve.schema import LoggingConfig
 
@@ -121,10 +124,10 @@ def _run(config: Config) -> None:
     try:
         serve.run(build_app(config), name=APP_NAME, route_prefix="/", logging_config=LoggingConfig(log_level="INFO"))
     except RuntimeError as e:
-        raise Unavailable(f"the application did not start: {_reason(e)}; logs are in {_log_folder()}") from e
+        raise Unavailable(f"the application did not start: {_reason(e)}; logs are in {logs}") from e
 
 
-def _wait_ready(url: str, timeout_s: float) -> None:
+def _wait_ready(url: str, timeout_s: float, logs: Path) -> None:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy reaches this machine's loopback
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -132,7 +135,7 @@ def _wait_ready(url: str, timeout_s: float) -> None:
             if response.status == 200:
                 return
         time.sleep(0.1)
-    raise Unavailable(f"not ready after {timeout_s:g} s; logs are in {_log_folder()}")
+    raise Unavailable(f"not ready after {timeout_s:g} s; logs are in {logs}")
 
 
 def _stop() -> None:
@@ -176,7 +179,3 @@ def _reason(error: Exception) -> str:
     """The last line that says something of a long message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
-
-
-def _log_folder() -> str:
-    return "/tmp/ray/session_latest/logs/serve"  # noqa: S108 - where Ray writes them

@@ -103,6 +103,6 @@ def _greet(server: LocalServer) -> None:
   docs      {server.url}/docs
   try       raydiance generate "a large red circle moves right on a white background" -o clip.mp4 --url {server.url}
   or        curl {server.url}/v1/jobs -H 'Content-Type: application/json' -d '{body}'
-  python    openai.OpenAI(base_url="{server.url}/v1", api_key="none"), or raydiance.connect()
+  python    openai.OpenAI(base_url="{server.url}/v1", api_key="none"), or raydiance.connect("{server.address}")
   stop      Ctrl-C
 """)
