@@ -35,12 +35,12 @@ def parse_range(header: str | None, size_bytes: int) -> tuple[int, int] | None:
             raise Unsatisfiable
         return max(0, size_bytes - length), size_bytes
     start = int(match[1])
-    end = size_bytes if match[2] == "" else int(match[2]) + 1
-    if end <= start:
+    last = int(match[2] or size_bytes)
+    if match[2] and last < start:
         return None
     if start >= size_bytes:
         raise Unsatisfiable
-    return start, min(end, size_bytes)
+    return start, min(last + 1, size_bytes)
 
 
 async def file_response(request: Request, store: ArtifactStore, artifact: Artifact, name: str) -> Response:

@@ -79,13 +79,13 @@ class ImageRun:
         try:
             events = self._service.events(self._job_id)
             async for event in sse.with_heartbeats(events, min(sse.HEARTBEAT_S, self._timeout_s)):
+                has_ended = event is not None and event.is_final
+                if not has_ended and time.monotonic() >= self._deadline:
+                    raise self._timed_out()
                 if event is None:
-                    if time.monotonic() >= self._deadline:
-                        raise self._timed_out()
                     yield sse.HEARTBEAT
                 elif event.type == "preview":
                     yield await self._partial(event.data)
-                has_ended = event is not None and event.is_final
         finally:
             if not has_ended:
                 self._abandon()

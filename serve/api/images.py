@@ -18,6 +18,7 @@ from raydiance.serve.api.translate import (
     edit_request,
     edited_image,
     generation_request,
+    refuse_files_except,
     refuse_unsupported,
 )
 from raydiance.serve.api.validation import validate
@@ -50,6 +51,7 @@ def router(service: Service, config: Config) -> APIRouter:
     async def generate_images(request: Request, key: IdempotencyKey) -> ImagesResponse | StreamingResponse:
         """Images from a prompt. If the caller goes away, the work is cancelled (unless it sent an Idempotency-Key)."""
         body = await read(request)
+        refuse_files_except(body)
         params = validate(ImageGeneration, body.fields)
         with wire_names(IMAGE_NAMES):
             wanted = generation_request(params)

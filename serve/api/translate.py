@@ -56,11 +56,18 @@ def refuse_unsupported(body: Body) -> None:
             raise InvalidRequest(f"{name} is not supported: {REFUSED[name]}", name, "unsupported_parameter")
 
 
+def refuse_files_except(body: Body, *names: str) -> None:
+    for name in body.files:
+        if name not in names:
+            known = f"; known: {', '.join(names)}" if names else ""
+            raise InvalidRequest(f"unknown file field '{shorten(name)}'{known}", shorten(name), "unknown_parameter")
+
+
 def native_request(body: Body) -> GenerationRequest:
     """The native request as it came; uploaded files join its inputs."""
     values = dict(body.fields)
     if body.files:
-        _only_files(body, *ROLES)
+        refuse_files_except(body, *ROLES)
         images = [_upload(body, name, role) for name, role in ROLES.items() if name in body.files]
         values["inputs"] = [*(values.get("inputs") or []), *images]
     return validate(GenerationRequest, values)
@@ -131,7 +138,7 @@ def remix_request(source: Job, prompt: str) -> GenerationRequest:
 
 def edited_image(body: Body) -> ImageInput:
     """The one image of an edit: an uploaded file, or in JSON its URL."""
-    _only_files(body, "image")
+    refuse_files_except(body, "image")
     image = _reference(body, "image", "init")
     if image is None:
         raise InvalidRequest("image is required: the picture to edit", "image", "missing_required_parameter")
@@ -140,7 +147,7 @@ def edited_image(body: Body) -> ImageInput:
 
 def input_reference(body: Body) -> ImageInput | None:
     """The first frame of a video: an uploaded file, or `{"image_url": URL}`."""
-    _only_files(body, "input_reference")
+    refuse_files_except(body, "input_reference")
     return _reference(body, "input_reference", "first_frame")
 
 
@@ -165,12 +172,6 @@ def _reference(body: Body, name: str, role: ImageRole) -> ImageInput | None:
     if not isinstance(value, str) or not value:
         raise InvalidRequest(f"{name} must be a file or {{\"image_url\": URL}} (got {shown(value)})", name)
     return ImageInput(role=role, source=Source(url=value))
-
-
-def _only_files(body: Body, *names: str) -> None:
-    for name in body.files:
-        if name not in names:
-            raise InvalidRequest(f"unknown file field '{shorten(name)}'; known: {', '.join(names)}", shorten(name))
 
 
 def _upload(body: Body, name: str, role: ImageRole) -> ImageInput:

@@ -15,6 +15,7 @@ from raydiance.serve.api.schemas import VideoContent, VideoCreation, VideoPage, 
 from raydiance.serve.api.translate import (
     VIDEO_NAMES,
     input_reference,
+    refuse_files_except,
     refuse_unsupported,
     remix_request,
     video_request,
@@ -82,7 +83,9 @@ def router(service: Service, config: Config) -> APIRouter:
     @routes.post("/{id}/remix", openapi_extra=body_of(VideoRemix))
     async def remix_video(id: JobId, request: Request, key: IdempotencyKey) -> Video:
         """A new video with the source's seed, parameters and input image, and another prompt."""
-        params = validate(VideoRemix, (await read_body(request, config.limits)).fields)
+        body = await read_body(request, config.limits)
+        refuse_files_except(body)
+        params = validate(VideoRemix, body.fields)
         source = await _video(service, id)
         remix = remix_request(source, params.prompt)
         with wire_names(VIDEO_NAMES):

@@ -8,6 +8,7 @@ import contextlib
 import socket
 import threading
 import time
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,10 +28,13 @@ from raydiance.serve.config import Config
 from raydiance.serve.errors import Conflict, NotFound
 from raydiance.serve.events import Event
 from raydiance.serve.feed import Feed
-from raydiance.serve.service import Service
 from raydiance.serve.storage.artifacts import ArtifactStore
 from raydiance.serve.storage.job import Artifact, Job, JobError, JobState, now
 from raydiance.serve.storage.jobs import JobStore
+
+with warnings.catch_warnings():  # Ray's own
+    warnings.filterwarnings("ignore", "Using extra keyword arguments on `Field`", DeprecationWarning)
+    from raydiance.serve.service import Service
 
 CARD = ModelCard(
     id="tiny",
