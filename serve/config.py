@@ -25,7 +25,7 @@ class ModelConfig(Section):
     """One served model. `path` is `tiny`, a diffusers folder or a hub id; `name` what clients call it."""
 
     path: str = "tiny"
-    name: str | None = None
+    name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     revision: str | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
@@ -119,8 +119,12 @@ class HTTPConfig(Section):
         default=[], description="hex SHA-256 of the keys that are let in; empty = open, on loopback only"
     )
 
+    open: bool = Field(False, description="serve without keys beyond loopback: something in front of it checks them")
+
     @model_validator(mode="after")
     def _keys_when_exposed(self) -> HTTPConfig:
+        if not (self.api_key_sha256 or self.open or self.is_loopback):
+            raise ValueError(f"host {self.host} is reached from outside: set http.api_key_sha256, or http.open=true")
         if any(len(k) != 64 or set(k.lower()) - set("0123456789abcdef") for k in self.api_key_sha256):
             raise ValueError("api_key_sha256 takes 64 hex digits a key: printf %s KEY | sha256sum")
         return self

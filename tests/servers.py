@@ -68,21 +68,23 @@ class Server:
             if not entry.name.isdigit():
                 continue
             try:
-                session = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[3])
+                state, _, _, session = (entry / "stat").read_text().rsplit(")", 1)[1].split()[:4]
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            if session == self.process.pid and name in command:
+            if int(session) == self.process.pid and state != "Z" and name in command:
                 found.append(int(entry.name))
         return found
 
     def kill_all(self) -> None:
-        """SIGKILL for every process of the cluster, at once."""
-        for pid in self.pids():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        """SIGKILL for every process of the cluster, at once; returns when all are gone."""
+        while pids := self.pids():
+            for pid in pids:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            time.sleep(0.05)
         self.process.wait(10)
         self._output.close()
 

@@ -1,0 +1,69 @@
+"""One configuration for the command line, the Serve config file and the chart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydiance.serve.config import Config, load_config
+from raydiance.serve.errors import ConfigError
+
+
+def test_a_model_in_short_and_strings_as_serve_run_gives_them() -> None:
+    config = load_config({"model": "tiny", "denoiser.num_threads": "3", "network.allow_hosts": "a, b"})
+    assert (config.models[0].id, config.denoiser.num_threads, config.network.allow_hosts) == ("tiny", 3, ["a", "b"])
+
+
+def test_values_overlay_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("model: tiny\ndenoiser: {num_threads: 1, max_batch_size: 2}\n")
+    config = load_config({"denoiser.num_threads": 4}, file)
+    assert (config.denoiser.num_threads, config.denoiser.max_batch_size) == (4, 2)
+
+
+def test_relative_places_are_taken_from_here() -> None:
+    storage = Config().storage
+    assert storage.database == f"sqlite:///{Path('raydiance-data/jobs.db').absolute()}"
+    assert storage.artifacts == str(Path("raydiance-data/artifacts").absolute())
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"denoisr": {}}, "denoisr"),
+        ({"denoiser.threads": 1}, "denoiser.threads"),
+        ({"denoiser.max_batch_size": 0}, "denoiser.max_batch_size"),
+        ({"model": "tiny", "models": [{"path": "tiny"}]}, "not both"),
+        ({"models": [{"path": "a/x"}, {"path": "b/x"}]}, "distinct"),
+        ({"models": []}, "models"),
+        ({"models": [{"path": "x", "name": "a b"}]}, "models.0.name"),
+        ({"http.api_key_sha256": "abc"}, "64 hex"),
+        ({"model.path": "x", "http": 3}, "http"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_its_name(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_config(values)
+
+
+@pytest.mark.parametrize("text", ["- 1", "a: [", "model: tiny\nx: 1"])
+def test_a_broken_file_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError):
+        load_config({}, file)
+
+
+def test_an_open_server_listens_on_loopback_only() -> None:
+    with pytest.raises(ConfigError, match="api_key_sha256"):
+        load_config({"http.host": "0.0.0.0"})
+    assert load_config({"http.host": "0.0.0.0", "http.api_key_sha256": "0" * 64}).http.host == "0.0.0.0"
+    assert load_config({"http.host": "0.0.0.0", "http.open": True}).http.open
+
+
+def test_secrets_do_not_show() -> None:
+    config = load_config({"webhooks.secret": "whsec_c2VjcmV0"})
+    assert "c2VjcmV0" not in repr(config)
+    assert "c2VjcmV0" not in config.model_dump_json()
