@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import diffusers
 import numpy as np
 import torch
 from diffusers import AutoencoderKLWan, WanPipeline, WanTransformer3DModel
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
-from diffusers.pipelines.wan.pipeline_wan_i2v import retrieve_latents
+from diffusers.pipelines.wan.pipeline_wan_video2video import retrieve_latents
 from diffusers.utils.torch_utils import randn_tensor
 from transformers import AutoTokenizer, UMT5EncoderModel
 
-from raydiance.models.family import Attention, Row, Stage, Tensors
+from raydiance.models.family import Attention, Family, Row, Stage, Tensors
 from raydiance.models.resolve import CheckpointError, check_component, read_json
 from raydiance.models.solver import STATE, Solver
 from raydiance.models.spec import Spec
@@ -37,8 +37,8 @@ MAX_UNTILED_PIXELS = 1920 * 1088
 """Frames larger than this are decoded in spatial tiles, which bounds memory and changes the seams' pixels slightly."""
 
 
-class Wan:
-    """A `Family`. Conditioning: `prompt_embeds` [L, D], `negative_prompt_embeds` [L, D] where guidance is used, and
+class Wan(Family):
+    """Conditioning: `prompt_embeds` [L, D], `negative_prompt_embeds` [L, D] where guidance is used, and
     `image_latents` [C, 1, H, W] where the task takes an image.
 
     Raises:
@@ -62,9 +62,11 @@ class Wan:
             parts["text_encoder"] = self._load(UMT5EncoderModel, folder, "text_encoder")
         elif stage == "decode":
             parts["vae"] = self._load(AutoencoderKLWan, folder, "vae")
-        else:
+        elif stage == "denoise":
             parts["transformer"] = self._load(WanTransformer3DModel, folder, "transformer")
             parts["scheduler"] = _scheduler(folder)
+        else:
+            raise ValueError(f"stage {stage!r} is not one of {', '.join(get_args(Stage))}")
         self.pipeline = WanPipeline(**parts)
         self._solvers: dict[int, Solver] = {}
 

@@ -91,7 +91,7 @@ def _refuse(folder: Path, config: WanConfig, index: dict[str, Any], transformer:
             f"{folder}: the transformer takes {channels} channels and the VAE has {config.latent_channels}; images "
             "given as extra channels or through an image encoder (Wan 2.1 I2V) are not supported"
         )
-    if index["_class_name"] == "WanImageToVideoPipeline" and not config.expand_timesteps:
+    if index.get("_class_name") == "WanImageToVideoPipeline" and not config.expand_timesteps:
         raise CheckpointError(f"{folder} is a WanImageToVideoPipeline without expand_timesteps, which is not supported")
     if config.patch[0] != 1:
         raise CheckpointError(f"{folder} has patch_size {config.patch}; its first number must be 1")

@@ -16,7 +16,7 @@ from diffusers import (
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
 
-WORDS = ["<pad>", "</s>", "<unk>", "a", "the", "red", "blue", "ball", "box", "cat", "moves", "left", "over", "at", "night"]
+WORDS = ["<pad>", "</s>", "<unk>", "a", "the", "red", "blue", "black", "circle", "square", "moves", "left", "over"]
 MAX_SEQUENCE_LENGTH = 12
 SCHEDULERS = {
     "unipc": UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),

@@ -13,6 +13,7 @@ import pytest
 import torch
 from diffusers import WanImageToVideoPipeline, WanPipeline, WanVideoToVideoPipeline
 from PIL import Image
+from tests.checkpoints import save_wan
 
 from raydiance.models import registry
 from raydiance.models.spec import Spec
@@ -21,20 +22,21 @@ from raydiance.models.wan import ROLES, Wan
 from raydiance.models.wan_vae import decode_frames
 from raydiance.serve.engine.engine import Engine
 from raydiance.serve.engine.trajectory import Trajectory
-from tests.checkpoints import save_wan
 
 torch.set_num_threads(1)  # sums in the same order everywhere, and the machine's other cores are left alone
 
 RANDOM = ["unipc", "euler"]
-TRAINED = pytest.param("trained", marks=pytest.mark.skipif(not (CHECKPOINT / "model_index.json").exists(), reason="none"))
+TRAINED = pytest.param(
+    "trained", marks=pytest.mark.skipif(not (CHECKPOINT / "model_index.json").exists(), reason="none")
+)
 IMAGE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 56, 3), dtype=np.uint8)).resize((100, 70))
 _PIPELINES = {"image-to-video": WanImageToVideoPipeline, "image-to-image": WanVideoToVideoPipeline}
 _FOLDERS = tempfile.TemporaryDirectory(prefix="raydiance-tests-")
 
 
-def make_spec(task: str = "text-to-video", prompt: str = "a red ball moves left", **values: Any) -> Spec:
+def make_spec(task: str = "text-to-video", prompt: str = "a red circle moves left", **values: Any) -> Spec:
     base = {"height": 32, "width": 48, "num_frames": 5 if "video" in task[5:] else 1, "num_inference_steps": 4}
-    base |= {"guidance_scale": 3.0, "seed": 7, "negative_prompt": "a cat"}
+    base |= {"guidance_scale": 3.0, "seed": 7, "negative_prompt": "a black square"}
     return Spec(model="wan", task=task, prompt=prompt, **{**base, **values})
 
 

@@ -17,8 +17,10 @@ _SAME_WHEN_REWOUND = ("model", "task", "height", "width", "num_frames", "num_inf
 
 
 class Engine:
-    """Args:
-    family: built for the stage `denoise`.
+    """What runs a forward (`step`, and a look at a trajectory before its first step) belongs in one thread.
+
+    Args:
+        family: built for the stage `denoise`.
 
     Attributes:
         num_forwards: batched forwards run so far.

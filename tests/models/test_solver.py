@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
+from tests.checkpoints import SCHEDULERS
 
 from raydiance.models.solver import Solver, SolverError, SolverState
-from tests.checkpoints import SCHEDULERS
 
 SHAPE = (4, 2, 3, 5)
 

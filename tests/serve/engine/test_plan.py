@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,7 +43,7 @@ def test_no_two_neighbouring_batches_of_a_key_would_have_fitted_together(arrived
     batches = plan(arrived, max_batch_size=max_batch_size, max_batch_tokens=max_batch_tokens)
     for key in "abc":
         of_key = [batch for batch in batches if arrived[batch[0]].key == key]
-        for one, two in zip(of_key, of_key[1:], strict=False):
+        for one, two in itertools.pairwise(of_key):
             joined = sum(arrived[i].num_tokens for i in (*one, two[0]))
             assert len(one) == max_batch_size or joined > max_batch_tokens
 
