@@ -39,7 +39,6 @@ class TextEncoderConfig(Section):
     num_cpus: float = Field(0.2, ge=0)
     num_gpus: float = Field(0, ge=0)
     max_batch_size: int = Field(16, ge=1, le=256)
-    batch_wait_s: float = Field(0.002, ge=0, le=1)
     cache_entries: int = Field(1024, ge=0)
 
 

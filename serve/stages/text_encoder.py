@@ -10,10 +10,10 @@ from typing import Any
 
 import ray
 import torch
-from ray import serve
 
 from raydiance.models import registry, resolve
 from raydiance.serve.config import ModelConfig, TextEncoderConfig
+from raydiance.serve.stages.batcher import Batcher
 from raydiance.serve.stages.messages import Encoded
 
 Tensors = Mapping[str, torch.Tensor]
@@ -24,14 +24,15 @@ class TextEncoder:
 
     def __init__(self, model: ModelConfig, config: TextEncoderConfig, device: str) -> None:
         folder = resolve.resolve(model.path, model.revision)
-        self._family = registry.load(folder, "encode", model.id, device=device, dtype=model.dtype)
+        family = registry.load(folder, "encode", model.id, device=device, dtype=model.dtype)
         self._model = model.id
-        self._cache: OrderedDict[tuple[str, str], asyncio.Future[Tensors]] = OrderedDict()
+        self._batcher: Batcher[str, Tensors] = Batcher(
+            lambda texts: asyncio.to_thread(family.encode_prompts, texts), config.max_batch_size
+        )
+        # futures are kept, so that equal texts in flight are encoded once
+        self._cache: OrderedDict[tuple[str, str], asyncio.Task[Tensors]] = OrderedDict()
         self._cache_entries = config.cache_entries
-        self._device_lock = asyncio.Lock()
-        self.num_hits = self.num_misses = self.num_batches = 0
-        self._encode_batch.set_max_batch_size(config.max_batch_size)  # type: ignore[attr-defined]
-        self._encode_batch.set_batch_wait_timeout_s(config.batch_wait_s)  # type: ignore[attr-defined]
+        self.num_hits = self.num_misses = 0
 
     async def encode(self, texts: list[str]) -> Encoded:
         """Embeddings without a batch axis, one mapping per text."""
@@ -41,27 +42,28 @@ class TextEncoder:
 
     async def _encode_one(self, text: str) -> Tensors:
         key = (self._model, text)
-        if (found := self._cache.get(key)) is not None:
+        task = self._cache.get(key)
+        if task is None:
+            self.num_misses += 1
+            task = asyncio.ensure_future(self._batcher.submit(text))
+            if self._cache_entries:
+                self._cache[key] = task
+                task.add_done_callback(lambda done: self._forget_failure(key, done))
+            while len(self._cache) > self._cache_entries:
+                self._cache.popitem(last=False)
+        else:
             self.num_hits += 1
             self._cache.move_to_end(key)
-            return await asyncio.shield(found)
-        self.num_misses += 1
-        # the future is kept, so that equal texts in flight are encoded once
-        task = asyncio.ensure_future(self._encode_batch(text))
-        self._cache[key] = task
-        while len(self._cache) > max(1, self._cache_entries):
-            self._cache.popitem(last=False)
-        try:
-            return await asyncio.shield(task)
-        finally:
-            if self._cache_entries == 0 or not task.done() or task.cancelled() or task.exception() is not None:
-                self._cache.pop(key, None)
+        return await asyncio.shield(task)  # a caller that goes away takes nothing from the others
 
-    @serve.batch(max_batch_size=16, batch_wait_timeout_s=0.002)
-    async def _encode_batch(self, texts: list[str]) -> list[Tensors]:
-        async with self._device_lock:
-            self.num_batches += 1
-            return await asyncio.to_thread(self._family.encode_prompts, texts)
+    def _forget_failure(self, key: tuple[str, str], task: asyncio.Task[Tensors]) -> None:
+        if (task.cancelled() or task.exception() is not None) and self._cache.get(key) is task:
+            del self._cache[key]
 
     async def stats(self) -> dict[str, Any]:
-        return {"hits": self.num_hits, "misses": self.num_misses, "batches": self.num_batches, "size": len(self._cache)}
+        return {
+            "hits": self.num_hits,
+            "misses": self.num_misses,
+            "batches": self._batcher.num_batches,
+            "size": len(self._cache),
+        }
