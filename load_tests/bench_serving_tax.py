@@ -13,7 +13,6 @@ import os
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,7 +24,7 @@ from report import median, metric, parser, publish
 from raydiance.models.tiny import CHECKPOINT
 from raydiance.serve import media
 from raydiance.serve.config import load_config
-from raydiance.serve.local import running_app
+from raydiance.serve.local import start_local
 
 PROMPT = "a large red circle moving right on a black background"
 MIN_PSNR_DB = 40.0
@@ -53,7 +52,7 @@ def main() -> int:
             }
         )
         peer = Peer(size, frames)
-        with running_app(config) as url, httpx.Client(base_url=url, timeout=600) as client:
+        with start_local(config) as server, httpx.Client(base_url=server.url, timeout=600) as client:
             ours_s, peer_s, ours_video, peer_video = [], [], b"", b""
             for i in range(pairs + 1):  # the first pair warms up
                 seconds, ours_video = through_http(client, size, frames, seed=i)

@@ -67,7 +67,7 @@ class Spec:
         """Where it enters the schedule: image-to-image by strength skips the noisiest steps, as diffusers does."""
         if self.task != "image-to-image":
             return 0
-        return max(self.num_inference_steps - min(int(self.num_inference_steps * self.strength), self.num_inference_steps), 0)
+        return self.num_inference_steps - int(self.num_inference_steps * self.strength)
 
     def to_dict(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "extra": dict(self.extra)}

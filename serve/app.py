@@ -13,7 +13,6 @@ from ray.serve.handle import DeploymentHandle
 from raydiance.serve.config import Config, ModelConfig, load_config
 from raydiance.serve.dispatcher import Dispatcher
 from raydiance.serve.gateway import Gateway
-from raydiance.serve.stages.walk import Stages
 
 APP_NAME = "raydiance"
 UNBOUNDED = 1_000_000  # the queue is the jobs table, bounded by limits.max_queued_jobs; none of it waits in Serve
@@ -27,14 +26,19 @@ def build_app(args: Config | Mapping[str, Any] | None = None) -> Application:
     dispatchers = {
         model.id: _bind_model(config, model, num_nodes, chores=i == 0) for i, model in enumerate(config.models)
     }
-    gateway = serve.deployment(
+    gateway = _deployment(
         Gateway,
         name="Gateway",
         num_replicas=config.http.num_replicas,
         max_ongoing_requests=UNBOUNDED,
         ray_actor_options={"num_cpus": 0.05},
     )
-    return gateway.bind(config, dispatchers, num_nodes)
+    app: Application = gateway.bind(config, dispatchers, num_nodes)
+    return app
+
+
+def _deployment(cls: type, **options: Any) -> Any:
+    return serve.deployment(cls, **options)
 
 
 def _bind_model(config: Config, model: ModelConfig, num_nodes: int, chores: bool) -> DeploymentHandle[Any]:
@@ -44,7 +48,7 @@ def _bind_model(config: Config, model: ModelConfig, num_nodes: int, chores: bool
 
     def bind(cls: type, options: Any, *args: Any) -> Any:
         device = "cuda" if options.num_gpus else "cpu"
-        deployment = serve.deployment(
+        deployment = _deployment(
             cls,
             name=f"{cls.__name__}-{model.id}",
             num_replicas=options.num_replicas,
@@ -60,7 +64,7 @@ def _bind_model(config: Config, model: ModelConfig, num_nodes: int, chores: bool
         "denoiser": bind(Denoiser, config.denoiser, config.denoiser),
         "vae_decoder": bind(VAEDecoder, config.vae_decoder, config),
     }
-    dispatcher = serve.deployment(
+    dispatcher = _deployment(
         Dispatcher,
         name=f"Dispatcher-{model.id}",
         num_replicas=1,
@@ -68,4 +72,5 @@ def _bind_model(config: Config, model: ModelConfig, num_nodes: int, chores: bool
         ray_actor_options={"num_cpus": 0.05},
         health_check_period_s=2,
     )
-    return dispatcher.bind(config, model, num_nodes, chores, **stages)
+    handle: DeploymentHandle[Any] = dispatcher.bind(config, model, num_nodes, chores, **stages)
+    return handle

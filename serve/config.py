@@ -1,4 +1,4 @@
-"""The one typed configuration: for the command line, the Serve config file and the chart. Frozen, unknown keys refused."""
+"""The one typed configuration: for the command line, the Serve config file and the chart. Unknown keys are refused."""
 
 from __future__ import annotations
 
@@ -8,9 +8,21 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from raydiance.serve.errors import ConfigError
+
+
+Precision = Literal["float32", "bfloat16", "float16"]
 
 
 class Section(BaseModel):
@@ -27,7 +39,8 @@ class ModelConfig(Section):
     path: str = "tiny"
     name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     revision: str | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Precision = "float32"
+    vae_dtype: Precision = "float32"
 
     @property
     def id(self) -> str:

@@ -24,8 +24,8 @@ from raydiance.serve.errors import Conflict, NotFound
 from raydiance.serve.events import Event
 from raydiance.serve.feed import Feed
 from raydiance.serve.stages.walk import Stages, Walk
-from raydiance.serve.storage.check import check_storage
 from raydiance.serve.storage.artifacts import ArtifactStore
+from raydiance.serve.storage.check import check_storage
 from raydiance.serve.storage.job import Job, JobError, JobState, now
 from raydiance.serve.storage.jobs import JobStore
 
@@ -108,7 +108,7 @@ class Dispatcher:
             ended = await self._run(job_id, feed)
         except asyncio.CancelledError:
             ended = await self._lookup(job_id)
-        except Exception as e:  # noqa: BLE001 - the job's own failure: kept in the table and told to the client
+        except Exception as e:
             log.exception("job %s failed", job_id)
             ended = await self._fail(job_id, e)
         if ended is None:

@@ -9,6 +9,7 @@
     ├── UnsupportedMedia          415
     ├── TooManyRequests           429  carries retry_after_s
     ├── GenerationFailed          500  the work itself failed; the job says why
+    ├── CheckpointRefused         500  (inside only) a state that this replica cannot go on from; it starts anew
     ├── Unavailable               503  not ready, or the replica died: try again
     └── ConfigError               (start only) an option that cannot be honoured
 
@@ -88,6 +89,10 @@ class TooManyRequests(RaydianceError):
 
 class GenerationFailed(RaydianceError):
     default_code = "generation_failed"
+
+
+class CheckpointRefused(RaydianceError):
+    default_code = "checkpoint_refused"
 
 
 class Unavailable(RaydianceError):

@@ -13,13 +13,14 @@ from ray.serve.handle import DeploymentHandle
 
 from raydiance.models.card import ModelCard
 from raydiance.serve.api.app import create_app
+from raydiance.serve.calls import call, stream
 from raydiance.serve.config import Config
 from raydiance.serve.errors import InvalidRequest
 from raydiance.serve.events import Event
 from raydiance.serve.request import GenerationRequest
 from raydiance.serve.service import Service, final_event
-from raydiance.serve.storage.check import check_storage
 from raydiance.serve.storage.artifacts import ArtifactStore
+from raydiance.serve.storage.check import check_storage
 from raydiance.serve.storage.jobs import JobStore
 
 
@@ -30,25 +31,22 @@ class RemoteDispatcher:
         self._handle = handle
 
     async def card(self) -> ModelCard | None:
-        card: ModelCard | None = await self._handle.card.remote()
+        card: ModelCard | None = await call(self._handle, "card")
         return card
 
     async def enqueue(self, job_id: str) -> None:
-        await self._handle.enqueue.remote(job_id)
+        await call(self._handle, "enqueue", job_id)
 
     async def cancel(self, job_id: str) -> None:
-        await self._handle.cancel.remote(job_id)
+        await call(self._handle, "cancel", job_id)
 
     async def events(self, job_id: str, after: int) -> AsyncIterator[list[Event]]:
-        stream = self._handle.options(stream=True).events.remote(job_id, after)
-        try:
-            async for batch in stream:
+        async with stream(self._handle, "events", job_id, after) as batches:
+            async for batch in batches:
                 yield batch
-        finally:
-            stream.cancel()  # nothing more is read: let the dispatcher drop the stream
 
     async def events_since(self, job_id: str, after: int, wait_s: float) -> list[Event]:
-        batch: list[Event] = await self._handle.events_since.remote(job_id, after, wait_s)
+        batch: list[Event] = await call(self._handle, "events_since", job_id, after, wait_s)
         return batch
 
 
@@ -60,9 +58,8 @@ class Gateway:
         check_storage(config, num_nodes)
         self._config = config
         self._dispatchers = {name: RemoteDispatcher(handle) for name, handle in dispatchers.items()}
-        self._service = Service(
-            config, self._dispatchers, JobStore(config.storage.database, ended_ttl_s=config.storage.artifact_ttl_s), ArtifactStore(config.storage.artifacts)
-        )
+        jobs = JobStore(config.storage.database, ended_ttl_s=config.storage.artifact_ttl_s)
+        self._service = Service(config, self._dispatchers, jobs, ArtifactStore(config.storage.artifacts))
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return create_app(self._service, self._config)
@@ -90,7 +87,9 @@ class Gateway:
     async def events_since(self, job_id: str, after: int = 0, wait_s: float = 5.0) -> list[dict[str, Any]]:
         """Long poll, for callers that cannot stream (Ray Client)."""
         job = await self._service.get(job_id)
-        batch = [] if job.state.is_final else await self._dispatchers[job.model].events_since(job_id, after, wait_s)
+        batch: list[Event] = []
+        if not job.state.is_final:
+            batch = await self._dispatchers[job.model].events_since(job_id, after, wait_s)
         if not batch and (job := await self._service.get(job_id)).state.is_final:
             batch = [final_event(job, after)]
         return [event.model_dump() for event in batch]

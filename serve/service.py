@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Literal, Protocol
 
 from ray.exceptions import RayActorError, RayTaskError
@@ -31,7 +31,7 @@ from raydiance.serve.storage.jobs import JobStore
 log = logging.getLogger("ray.serve")
 LOST = (RayActorError, DeploymentUnavailableError, BackPressureError)
 RECONNECT_S = 0.5
-DERIVED = {
+DERIVED: dict[str, tuple[str, str, Callable[[Any], bytes]]] = {
     "thumbnail": ("webp", "image/webp", media.thumbnail),
     "spritesheet": ("jpg", "image/jpeg", media.spritesheet),
 }
@@ -227,7 +227,8 @@ class Service:
         if found is None and job.kind == "video" and (content := job.find(index)) is not None:
             found = await self._derive(content, variant)
         if found is None:
-            raise NotFound(f"job {job_id} has no {variant} of index {index}; it has {len(job.specs)} sample(s)", "index")
+            held = f"it has {len(job.specs)} sample(s)"
+            raise NotFound(f"job {job_id} has no {variant} of index {index}; {held}", "index")
         return found
 
 

@@ -31,9 +31,10 @@ class ImageRun:
     keep: leave the job running when the caller goes away or the time is up.
     """
 
-    def __init__(self, service: Service, job_id: str, params: ImageParameters, event: str, *, keep: bool) -> None:
+    def __init__(self, service: Service, job: Job, params: ImageParameters, event: str, *, keep: bool) -> None:
         self._service = service
-        self._job_id = job_id
+        self._job = job
+        self._has_ended = False
         self._params = params
         self._event = event
         self._keep = keep
@@ -42,18 +43,18 @@ class ImageRun:
 
     async def wait(self, request: Request) -> ImagesResponse:
         """Raises GenerationFailed, Conflict (cancelled by somebody else), TimedOut."""
-        ended = asyncio.ensure_future(self._service.wait(self._job_id))
+        ended = asyncio.ensure_future(self._service.wait(self._job.id))
         gone = asyncio.ensure_future(_disconnected(request))
         try:
             await asyncio.wait({ended, gone}, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if not ended.done():
                 raise ClientDisconnect if gone.done() else self._timed_out()
+            self._has_ended = True
             job = _completed(ended.result())
         finally:
             gone.cancel()
-            if not ended.done():
-                ended.cancel()
-                self._abandon()
+            ended.cancel()
+            self._close()
         base_url = str(request.base_url).rstrip("/")
         images = [await self._image(artifact, base_url) for artifact in _images(job)]
         specs = [Spec.from_dict(s) for s in job.specs]
@@ -67,48 +68,41 @@ class ImageRun:
 
     async def _image(self, artifact: Artifact, base_url: str) -> ImageView:
         if self._params.response_format == "url":
-            url = f"{base_url}/v1/jobs/{self._job_id}/content?index={artifact.index}"
+            url = f"{base_url}/v1/jobs/{self._job.id}/content?index={artifact.index}"
             return ImageView(url=url, seed=artifact.seed)
         return ImageView(b64_json=await self._read(artifact), seed=artifact.seed)
 
     def stream(self) -> StreamingResponse:
-        return sse.response(self._frames())
+        return sse.EventStream(self._frames(), self._close)
 
     async def _frames(self) -> AsyncIterator[bytes]:
-        has_ended = False
-        try:
-            events = self._service.events(self._job_id)
-            async for event in sse.with_heartbeats(events, min(sse.HEARTBEAT_S, self._timeout_s)):
-                has_ended = event is not None and event.is_final
-                if not has_ended and time.monotonic() >= self._deadline:
-                    raise self._timed_out()
-                if event is None:
-                    yield sse.HEARTBEAT
-                elif event.type == "preview":
-                    yield await self._partial(event.data)
-        finally:
-            if not has_ended:
-                self._abandon()
-        job = _completed(await self._service.get(self._job_id))
+        events = self._service.events(self._job.id)
+        async for event in sse.with_heartbeats(events, min(sse.HEARTBEAT_S, self._timeout_s)):
+            self._has_ended = event is not None and event.is_final
+            if not self._has_ended and time.monotonic() >= self._deadline:
+                raise self._timed_out()
+            if event is None:
+                yield sse.HEARTBEAT
+            elif event.type == "preview":
+                yield self._partial(event.data)
+        job = _completed(await self._service.get(self._job.id))
         card = await self._service.card(job.model)
         for artifact in _images(job):
             usage = Usage.of([Spec.from_dict(job.specs[artifact.index])], card).model_dump()
-            yield self._encode("completed", job, await self._read(artifact), artifact.index, usage=usage)
+            yield self._encode("completed", await self._read(artifact), artifact.index, usage=usage)
 
-    async def _partial(self, preview: dict[str, Any]) -> bytes:
-        job = await self._service.get(self._job_id)
+    def _partial(self, preview: dict[str, Any]) -> bytes:
         return self._encode(
             "partial_image",
-            job,
             preview["b64"],
             preview["index"],
             output_format=preview["format"],
             partial_image_index=preview["preview_index"],
         )
 
-    def _encode(self, kind: str, job: Job, b64_json: str, index: int, **rest: Any) -> bytes:
+    def _encode(self, kind: str, b64_json: str, index: int, **rest: Any) -> bytes:
         """`index` is ours: which of the `n` images it is."""
-        spec = Spec.from_dict(job.specs[index])
+        spec = Spec.from_dict(self._job.specs[index])
         data = {
             "type": f"{self._event}.{kind}",
             "b64_json": b64_json,
@@ -127,12 +121,13 @@ class ImageRun:
         return base64.b64encode(await self._service.artifacts.get(artifact.key)).decode()
 
     def _timed_out(self) -> TimedOut:
-        outcome = f"job {self._job_id} goes on" if self._keep else "its job was cancelled"
+        outcome = f"job {self._job.id} goes on" if self._keep else "its job was cancelled"
         return TimedOut(f"the image took longer than {self._timeout_s:g} s (limits.sync_timeout_s); {outcome}")
 
-    def _abandon(self) -> None:
-        if not self._keep:
-            spawn(self._service.cancel(self._job_id))
+    def _close(self) -> None:
+        """The caller has what it came for, or is no longer there: nobody waits for unfinished work."""
+        if not self._has_ended and not self._keep:
+            spawn(self._service.cancel(self._job.id))
 
 
 def _images(job: Job) -> list[Artifact]:

@@ -44,7 +44,7 @@ def router(service: Service, config: Config) -> APIRouter:
         with wire_names(IMAGE_NAMES):
             job = await service.submit(wanted, idempotency_key=key)
         # with a key, a caller that was cut off can come back for the same job: it is left to run
-        run = ImageRun(service, job.id, params, event, keep=key is not None)
+        run = ImageRun(service, job, params, event, keep=key is not None)
         return run.stream() if params.stream else await run.wait(request)
 
     @routes.post("/generations", response_model=ImagesResponse, openapi_extra=body_of(ImageGeneration))

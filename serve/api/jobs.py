@@ -65,7 +65,7 @@ def router(service: Service, config: Config) -> APIRouter:
         """Progress, previews and the end, as server-sent events. Resumable: ids grow within a job."""
         after = sse.last_event_id(last_event_id, query.after)
         await service.get(id)  # an unknown job is a 404, not a stream
-        return sse.response(_frames(service, id, after))
+        return sse.EventStream(_frames(service, id, after))
 
     @routes.head("/{id}/content", include_in_schema=False)
     @routes.get("/{id}/content", response_class=Response, responses=FILE_RESPONSES)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from raydiance.serve.api.errors import internal_error
 from raydiance.serve.errors import InvalidRequest, RaydianceError
@@ -26,8 +27,21 @@ def encode(event: str, data: Mapping[str, Any], event_id: int | None = None) -> 
     return f"{prefix}event: {event}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
 
-def response(frames: AsyncIterator[bytes]) -> StreamingResponse:
-    return StreamingResponse(_guarded(frames), media_type="text/event-stream", headers=HEADERS)
+class EventStream(StreamingResponse):
+    """Args:
+    closed: is called once, however the stream ends: to its end, cut off, or before its first frame.
+    """
+
+    def __init__(self, frames: AsyncIterator[bytes], closed: Callable[[], None] | None = None) -> None:
+        super().__init__(_guarded(frames), media_type="text/event-stream", headers=HEADERS)
+        self._closed = closed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            if self._closed is not None:
+                self._closed()
 
 
 async def _guarded(frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -23,6 +23,8 @@ def validate(model: type[M], values: Mapping[str, Any]) -> M:
         raise from_errors([dict(error) for error in e.errors()]) from None
     for name in model.model_fields:
         value = getattr(found, name)
+        if isinstance(values.get(name), bool) and not isinstance(value, bool):
+            raise InvalidRequest(f"{name}: must be a number (got {values[name]})", name)
         if isinstance(value, int) and not -INT_LIMIT <= value < INT_LIMIT:
             raise InvalidRequest(f"{name}={shown(value)} does not fit 64 bits", name)
     return found

@@ -108,7 +108,7 @@ class DenoisingLoop:
             return
         try:
             stepped = self.engine.step([m.trajectory for m in batch])
-        except Exception as e:  # noqa: BLE001 - whatever it is, it is published as the culprit's own failure
+        except Exception as e:
             if isinstance(e, torch.OutOfMemoryError):
                 torch.cuda.empty_cache()
             if len(batch) > 1:

@@ -15,8 +15,9 @@ from raydiance.models import registry, resolve
 from raydiance.serve.config import DenoiserConfig, ModelConfig
 from raydiance.serve.engine.engine import Engine
 from raydiance.serve.engine.loop import DenoisingLoop, Update
-from raydiance.serve.engine.pack import pack, unpack
+from raydiance.serve.engine.pack import PackError, pack, unpack
 from raydiance.serve.engine.trajectory import Fixed, Trajectory
+from raydiance.serve.errors import CheckpointRefused
 from raydiance.serve.stages.messages import Checkpointed, Denoised, Previewed, StageEvent, Stepped, Work
 
 Tensors = Mapping[str, torch.Tensor]
@@ -52,7 +53,10 @@ class Denoiser:
         if work.checkpoint is None:
             trajectory = self._engine.start(work.spec, conditioning)
         else:
-            trajectory = unpack(work.checkpoint, Fixed(work.spec, conditioning))
+            try:
+                trajectory = unpack(work.checkpoint, Fixed(work.spec, conditioning))
+            except PackError as e:
+                raise CheckpointRefused(str(e)) from e
         async for event in self._stream(work, trajectory):
             yield event
 
@@ -61,10 +65,14 @@ class Denoiser:
         previews = {step: i for i, step in enumerate(work.preview_steps)}
         updates: asyncio.Queue[Update] = asyncio.Queue()
         loop = asyncio.get_running_loop()
+
+        def publish(update: Update) -> None:
+            loop.call_soon_threadsafe(updates.put_nowait, update)
+
         if trajectory.is_done:
             updates.put_nowait(Update(trajectory))
         else:
-            self._loop.join(work.id, trajectory, lambda u: loop.call_soon_threadsafe(updates.put_nowait, u))
+            self._loop.join(work.id, trajectory, publish)
         try:
             while True:
                 update = await updates.get()

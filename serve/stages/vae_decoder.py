@@ -1,4 +1,4 @@
-"""The third stage: reference images become latents, latents become frames, frames become files in the artifact store."""
+"""The third stage: reference images become latents, latents become frames, frames become stored files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,11 +18,11 @@ from raydiance.models import registry, resolve
 from raydiance.models.spec import Spec
 from raydiance.serve import imaging, media
 from raydiance.serve.config import Config, ModelConfig
-from raydiance.serve.request import Output
+from raydiance.serve.request import ImageFormat, Output, VideoFormat
 from raydiance.serve.storage.artifacts import ArtifactStore
 from raydiance.serve.storage.job import Artifact
 
-PREVIEW_FORMAT = "webp"
+PREVIEW_FORMAT: ImageFormat = "webp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class VAEDecoder:
     def __init__(self, model: ModelConfig, config: Config, device: str) -> None:
         torch.set_num_threads(config.denoiser.num_threads or os.cpu_count() or 1)
         folder = resolve.resolve(model.path, model.revision)
-        self._family = registry.load(folder, "decode", model.id, device=device, dtype=model.dtype)
+        self._family = registry.load(folder, "decode", model.id, device=device, dtype=model.vae_dtype)
         self._artifacts = ArtifactStore(config.storage.artifacts)
         self._limits = config.limits
         self._device_thread = ThreadPoolExecutor(1, "vae")
@@ -47,10 +47,12 @@ class VAEDecoder:
     async def encode_images(self, spec: Spec, keys: Mapping[str, str]) -> Mapping[str, torch.Tensor]:
         """Stored images by role -> conditioning."""
         images = {
-            role: imaging.open_image(await self._artifacts.get(key), self._limits, "inputs") for role, key in keys.items()
+            role: imaging.open_image(await self._artifacts.get(key), self._limits, "inputs")
+            for role, key in keys.items()
         }
         fitted = {role: imaging.fit(image, spec.width, spec.height) for role, image in images.items()}
-        return await self._on_device(self._family.encode_images, spec, fitted)
+        tensors: Mapping[str, torch.Tensor] = await self._on_device(self._family.encode_images, spec, fitted)
+        return tensors
 
     async def decode(self, latents: torch.Tensor, spec: Spec, output: Output, prefix: str, index: int) -> Decoded:
         """Decodes, encodes and stores one sample. Running it twice writes the same files again."""
@@ -84,7 +86,8 @@ class VAEDecoder:
         chunks = await self._on_device(lambda: list(self._family.decode(latents)))
         frames = np.concatenate(chunks)
         data = imaging.encode_image(frames[len(frames) // 2], PREVIEW_FORMAT, None)
-        return {"b64": base64.b64encode(data).decode(), "format": PREVIEW_FORMAT, "width": spec.width, "height": spec.height}
+        b64 = base64.b64encode(data).decode()
+        return {"b64": b64, "format": PREVIEW_FORMAT, "width": spec.width, "height": spec.height}
 
     async def _on_device(self, function: Any, *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._device_thread, function, *args)
@@ -93,7 +96,7 @@ class VAEDecoder:
 def _encode(chunks: list[np.ndarray], spec: Spec, output: Output) -> tuple[str, str, bytes]:
     """Frames -> suffix, content type and bytes of the file."""
     if spec.is_video:
-        suffix = output.format or "mp4"
-        return suffix, media.CONTENT_TYPES[suffix], media.encode_video(iter(chunks), spec.fps, suffix)
-    suffix = output.format or "png"
+        video_format = cast("VideoFormat", output.format or "mp4")
+        return video_format, media.CONTENT_TYPES[video_format], media.encode_video(iter(chunks), spec.fps, video_format)
+    suffix = cast("ImageFormat", output.format or "png")
     return suffix, imaging.CONTENT_TYPES[suffix], imaging.encode_image(chunks[0][0], suffix, output.compression)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ray import ObjectRef
-from ray.exceptions import ObjectLostError, RayActorError
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from raydiance.models.card import ModelCard
 from raydiance.models.spec import Spec
-from raydiance.serve.errors import GenerationFailed
+from raydiance.serve.calls import call, stream
+from raydiance.serve.errors import CheckpointRefused, GenerationFailed
 from raydiance.serve.feed import Feed
 from raydiance.serve.request import ImageInput
 from raydiance.serve.stages.messages import Checkpointed, Denoised, Encoded, Previewed, Stepped, Work, preview_steps
@@ -39,7 +39,7 @@ class Stages:
     vae_decoder: DeploymentHandle[Any]
 
     async def card(self) -> dict[str, Any]:
-        card: dict[str, Any] = await self.denoiser.card.remote()
+        card: dict[str, Any] = await call(self.denoiser, "card")
         return card
 
     async def warm_up(self, card: ModelCard) -> None:
@@ -48,12 +48,12 @@ class Stages:
         spec = Spec(card.id, card.tasks[0], "warm-up", d.height, d.width, 1, 2, d.guidance_scale, seed=0)
         if spec.is_video:
             spec = dataclasses.replace(spec, num_frames=d.num_frames)
-        encoded: Encoded = await self.text_encoder.encode.remote(texts_of(spec, card))
+        encoded: Encoded = await call(self.text_encoder, "encode", texts_of(spec, card))
         work = Work(f"warm-up-{card.id}", spec)
-        stream = self.denoiser.options(stream=True).generate.remote(work, encoded.embeddings, None)
-        async for event in stream:
-            if isinstance(event, Denoised):
-                await self.vae_decoder.preview.remote(event.latents, spec)
+        async with stream(self.denoiser, "generate", work, encoded.embeddings, None) as events:
+            async for event in events:
+                if isinstance(event, Denoised):
+                    await call(self.vae_decoder, "preview", event.latents, spec)
 
 
 def texts_of(spec: Spec, card: ModelCard) -> list[str]:
@@ -67,7 +67,9 @@ class Walk:
         save_progress: writes percent to the jobs table.
     """
 
-    def __init__(self, stages: Stages, card: ModelCard, job: Job, feed: Feed, save_progress: Callable[[int], None]) -> None:
+    def __init__(
+        self, stages: Stages, card: ModelCard, job: Job, feed: Feed, save_progress: Callable[[int], None]
+    ) -> None:
         self._stages = stages
         self._card = card
         self._job = job
@@ -104,6 +106,11 @@ class Walk:
             try:
                 latents = await self._denoise(index, work, keep)
                 return await self._decode(index, spec, latents)
+            except RayTaskError as e:
+                if checkpoint is None or not isinstance(e.cause, CheckpointRefused):
+                    raise
+                log.warning("sample %d of job %s starts anew, its checkpoint does not fit: %s", index, self._job.id, e)
+                checkpoint = None
             except LOST as e:
                 at = 0 if checkpoint is None else checkpoint.step
                 log.warning("sample %d of job %s lost a replica; on from step %d: %s", index, self._job.id, at, e)
@@ -112,12 +119,12 @@ class Walk:
 
     async def _denoise(self, index: int, work: Work, keep: Callable[[Checkpointed], None]) -> ObjectRef[Any]:
         spec = work.spec
-        encoded: Encoded = await self._stages.text_encoder.encode.remote(texts_of(spec, self._card))
+        encoded: Encoded = await call(self._stages.text_encoder, "encode", texts_of(spec, self._card))
         self._time("encode_s", encoded.seconds)
         image = await self._encode_images(spec)
-        stream = self._stages.denoiser.options(stream=True).generate.remote(work, encoded.embeddings, image)
-        try:
-            async for event in stream:
+        # left early, for whatever reason, the replica drops the trajectory within one step
+        async with stream(self._stages.denoiser, "generate", work, encoded.embeddings, image) as events:
+            async for event in events:
                 match event:
                     case Stepped(step, num_steps):
                         await self._progress(index, step, num_steps)
@@ -129,22 +136,19 @@ class Walk:
                         self._time("denoise_s", seconds)
                         await self._progress(index, spec.num_inference_steps, spec.num_inference_steps)
                         return latents
-        except BaseException:
-            stream.cancel()  # the replica drops the trajectory within one step
-            raise
         raise GenerationFailed(f"the denoiser ended sample {index} without a result")
 
     async def _encode_images(self, spec: Spec) -> DeploymentResponse[Any] | None:
         keys = {i.role: i.source.artifact for i in self._job.request.inputs if isinstance(i, ImageInput)}
-        return self._stages.vae_decoder.encode_images.remote(spec, keys) if keys else None
+        return call(self._stages.vae_decoder, "encode_images", spec, keys) if keys else None
 
     async def _preview(self, index: int, preview_index: int, estimate: ObjectRef[Any], spec: Spec) -> None:
-        image = await self._stages.vae_decoder.preview.remote(estimate, spec)
+        image = await call(self._stages.vae_decoder, "preview", estimate, spec)
         self._feed.publish("preview", {"index": index, "preview_index": preview_index, **image})
 
     async def _decode(self, index: int, spec: Spec, latents: ObjectRef[Any]) -> Artifact:
         output, prefix = self._job.request.output, self._job.id
-        decoded = await self._stages.vae_decoder.decode.remote(latents, spec, output, prefix, index)
+        decoded = await call(self._stages.vae_decoder, "decode", latents, spec, output, prefix, index)
         for stage, seconds in decoded.timings.items():
             self._time(stage, seconds)
         artifact: Artifact = decoded.artifact
