@@ -231,3 +231,19 @@ def openai(server: Server) -> Iterator[OpenAI]:
 def picture() -> bytes:
     """A PNG of 64x64."""
     return imaging.encode_image(np.full((64, 64, 3), 128, np.uint8), "png")
+
+
+@pytest.fixture(scope="session")
+def refused() -> Callable[..., None]:
+    """Checks an answer: its status, the field it names, and words of its message."""
+
+    def check(answer: httpx.Response, status: int, param: str | None, *words: str) -> None:
+        assert answer.status_code == status, answer.text
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["param"] == param
+        for word in words:
+            assert word in error["message"], error["message"]
+        assert len(error["message"]) < 500
+
+    return check

@@ -6,6 +6,7 @@ import base64
 import io
 import struct
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from PIL import Image
 GENERATIONS, EDITS, VIDEOS, JOBS = "/v1/images/generations", "/v1/images/edits", "/v1/videos", "/v1/jobs"
 MULTIPART = {"content-type": "multipart/form-data; boundary=b"}
 JSON = {"content-type": "application/json"}
+Refused = Callable[..., None]
 
 
 def bomb(side: int) -> bytes:
@@ -24,7 +26,8 @@ def bomb(side: int) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
+    data = zlib.compress(b"\0" * 100)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
 
 def png(size: int) -> bytes:
@@ -38,16 +41,6 @@ def _the_next_request_works(http: httpx.Client) -> Any:
     yield
     answer = http.post(JOBS, json={"prompt": "a cat", "num_frames": 1, "num_inference_steps": 1})
     assert answer.status_code == 201, answer.text
-
-
-def refused(answer: httpx.Response, status: int, param: str | None, *words: str) -> None:
-    assert answer.status_code == status, answer.text
-    error = answer.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert error["param"] == param
-    for word in words:
-        assert word in error["message"], error["message"]
-    assert len(error["message"]) < 500
 
 
 VALUES = [
@@ -67,6 +60,7 @@ VALUES = [
     ("guidance_scale", "nan", ["finite", "nan"]),
     ("guidance_scale", "inf", ["finite"]),
     ("seed", -1, ["=-1"]),
+    ("seed", True, ["number", "True"]),
     ("seed", 2**63, ["64 bits"]),
     ("negative_prompt", "x" * 9_000, ["9000", "8000"]),
     ("metadata", {"a": "x" * 600}, ["512"]),
@@ -78,7 +72,7 @@ VALUES = [
 
 @pytest.mark.parametrize("path", [GENERATIONS, VIDEOS, JOBS])
 @pytest.mark.parametrize(("field", "value", "words"), VALUES, ids=[f"{v[0][:20]}-{i}" for i, v in enumerate(VALUES)])
-def test_values(http: httpx.Client, path: str, field: str, value: Any, words: list[str]) -> None:
+def test_values(http: httpx.Client, refused: Refused, path: str, field: str, value: Any, words: list[str]) -> None:
     if path == JOBS and value is None:
         words = ["prompt is empty"]
     answer = http.post(path, json={"prompt": "a cat", field: value})
@@ -117,7 +111,7 @@ IMAGE_VALUES = [
 @pytest.mark.parametrize("path", [GENERATIONS, EDITS])
 @pytest.mark.parametrize(("field", "value", "words"), IMAGE_VALUES, ids=[f"{v[0]}={v[1]!s:.12}" for v in IMAGE_VALUES])
 def test_image_values(
-    http: httpx.Client, picture: bytes, path: str, field: str, value: Any, words: list[str]
+    http: httpx.Client, refused: Refused, picture: bytes, path: str, field: str, value: Any, words: list[str]
 ) -> None:
     if path == EDITS:
         answer = http.post(path, data={"prompt": "a cat", field: value}, files={"image": picture})
@@ -154,7 +148,9 @@ def test_image_values(
         ({"input_reference": {"image_url": "data:image/png;base64,####"}}, "input_reference", ["base64"]),
     ],
 )
-def test_video_values(http: httpx.Client, fields: dict[str, Any], param: str, words: list[str]) -> None:
+def test_video_values(
+    http: httpx.Client, refused: Refused, fields: dict[str, Any], param: str, words: list[str]
+) -> None:
     answer = http.post(VIDEOS, json={"prompt": "a cat", **fields})
     if param == "num_frames" and "seconds" in fields:
         param = "seconds"
@@ -179,7 +175,7 @@ def test_video_values(http: httpx.Client, fields: dict[str, Any], param: str, wo
         ({"inputs": [{"type": "mask", "source": {"b64": "AAAA"}}]}, "inputs.0.type"),
     ],
 )
-def test_native_values(http: httpx.Client, fields: dict[str, Any], param: str) -> None:
+def test_native_values(http: httpx.Client, refused: Refused, fields: dict[str, Any], param: str) -> None:
     refused(http.post(JOBS, json={"prompt": "a cat", **fields}), 400, param)
 
 
@@ -211,7 +207,7 @@ def test_native_values(http: httpx.Client, fields: dict[str, Any], param: str) -
         (b'--b\r\nContent-Disposition: form-data; name="prompt"\r\n\r\na cat', MULTIPART, 400, ["cut short"]),
         (b"--b\r\nContent-Disposition: form-data\r\n\r\na\r\n--b--\r\n", MULTIPART, 400, ["no name"]),
         (b'--b\r\nContent-Disposition: form-data; name="prompt"\r\n\r\n\xff\r\n--b--\r\n', MULTIPART, 400, ["UTF-8"]),
-        (b'--b\r\nContent-Disposition: form-data; name="a[b][c]"\r\n\r\na\r\n--b--\r\n', MULTIPART, 400, ["field name"]),
+        (b'--b\r\nContent-Disposition: form-data; name="a[b][c]"\r\n\r\na\r\n--b--\r\n', MULTIPART, 400, ["a[b][c]"]),
     ],
 )
 @pytest.mark.parametrize("path", [GENERATIONS, JOBS])
@@ -224,7 +220,7 @@ def test_bodies(
     assert len(answer.text) < 600
 
 
-def test_too_many_parts(http: httpx.Client, picture: bytes) -> None:
+def test_too_many_parts(http: httpx.Client, refused: Refused, picture: bytes) -> None:
     many = {f"f{i}": (None, "1") for i in range(200)}
     refused(http.post(VIDEOS, files=many), 413, "f128", "128 form fields")
     files = [("image", ("a.png", picture))] * 17
@@ -245,14 +241,14 @@ def test_too_many_parts(http: httpx.Client, picture: bytes) -> None:
     ],
     ids=["empty", "text", "svg", "truncated", "bomb", "huge bomb", "large"],
 )
-def test_files(http: httpx.Client, path: str, data: bytes, status: int, words: list[str]) -> None:
+def test_files(http: httpx.Client, refused: Refused, path: str, data: bytes, status: int, words: list[str]) -> None:
     name = "image" if path == EDITS else "input_reference"
     answer = http.post(path, data={"prompt": "a cat"}, files={name: ("a.png", data)})
     is_native = path == JOBS and data and len(data) <= 1 << 20  # decoded where the native request names it
     refused(answer, status, "inputs.0.source" if is_native else name, *words)
 
 
-def test_files_where_none_or_one_is_taken(http: httpx.Client, picture: bytes) -> None:
+def test_files_where_none_or_one_is_taken(http: httpx.Client, refused: Refused, picture: bytes) -> None:
     fields = {"prompt": "a cat"}
     two = [("image[]", ("a.png", picture)), ("image[]", ("b.png", picture))]
     refused(http.post(EDITS, data=fields, files=two), 400, "image", "2 files", "the limit is 1")
@@ -261,62 +257,14 @@ def test_files_where_none_or_one_is_taken(http: httpx.Client, picture: bytes) ->
     both = {"image": ("a.png", picture), "mask": ("b.png", picture)}
     refused(http.post(EDITS, data=fields, files=both), 400, "mask", "mask is not supported")
     refused(http.post(VIDEOS, data=fields, files={"photo": ("a.png", picture)}), 400, "photo", "input_reference")
-    refused(http.post(GENERATIONS, data=fields, files={"image": ("a.png", picture)}), 400, "image", "unknown file field")
+    refused(http.post(GENERATIONS, data=fields, files={"image": picture}), 400, "image", "unknown file field")
     data_url = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
     sent_twice = {**fields, "input_reference[image_url]": data_url}
-    refused(
-        http.post(VIDEOS, data=sent_twice, files={"input_reference": ("a.png", picture)}), 400, "input_reference", "give one"
-    )
+    refused(http.post(VIDEOS, data=sent_twice, files={"input_reference": picture}), 400, "input_reference", "give one")
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "a b", "ü"])
-def test_keys_that_are_none(http: httpx.Client, key: str) -> None:
+def test_keys_that_are_none(http: httpx.Client, refused: Refused, key: str) -> None:
     headers = {"Idempotency-Key": key.encode("latin-1")}
     answer = http.post(JOBS, json={"prompt": "a cat"}, headers=headers)
     refused(answer, 400, "Idempotency-Key", "1 to 255")
-
-
-@pytest.mark.parametrize("job_id", ["video_0", "%00", "a%00b", "..%2f..%2fetc", "%ff", "x" * 300, "a%20b", "🦊"])
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("GET", "/v1/jobs/{}"),
-        ("DELETE", "/v1/jobs/{}"),
-        ("POST", "/v1/jobs/{}/cancel"),
-        ("GET", "/v1/jobs/{}/events"),
-        ("GET", "/v1/jobs/{}/content"),
-        ("GET", "/v1/videos/{}"),
-        ("DELETE", "/v1/videos/{}"),
-        ("GET", "/v1/videos/{}/content"),
-    ],
-)
-def test_ids_that_are_none(http: httpx.Client, job_id: str, method: str, path: str) -> None:
-    answer = http.request(method, path.format(job_id))
-    assert answer.status_code == 404
-    assert answer.json()["error"]["code"] == "not_found"
-    assert len(answer.text) < 400
-
-
-@pytest.mark.parametrize(
-    ("query", "status", "param"),
-    [
-        ("limit=0", 400, "limit"),
-        ("limit=101", 400, "limit"),
-        ("limit=x", 400, "limit"),
-        ("order=up", 400, "order"),
-        ("after=video_0", 404, "after"),
-        ("after=%00", 404, "after"),
-        ("state=failed", 400, "state"),
-    ],
-)
-@pytest.mark.parametrize("path", [JOBS, VIDEOS])
-def test_pages(http: httpx.Client, path: str, query: str, status: int, param: str) -> None:
-    refused(http.get(f"{path}?{query}"), status, param)
-
-
-@pytest.mark.parametrize("last_id", ["x", "-1", "1.5", "9" * 30, str(2**63)])
-def test_event_ids(http: httpx.Client, last_id: str) -> None:
-    job = http.post(JOBS, json={"prompt": "a cat", "num_frames": 1}).json()
-    answer = http.get(f"/v1/jobs/{job['id']}/events", headers={"Last-Event-ID": last_id})
-    refused(answer, 400, "Last-Event-ID")
-    refused(http.get(f"/v1/jobs/{job['id']}/events", params={"after": last_id}), 400, "after")

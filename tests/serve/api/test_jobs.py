@@ -107,7 +107,7 @@ def test_a_finished_job_stays_as_it_is_when_cancelled(server: Any, http: httpx.C
     assert http.post(f"/v1/jobs/{job_id}/cancel").json()["status"] == "completed"
 
 
-def test_events_resume_where_the_connection_was_cut(http: httpx.Client) -> None:
+def test_events_resume_where_the_connection_was_cut(server: Any, http: httpx.Client) -> None:
     job_id = create(http, prompt="slow", previews=2, num_inference_steps=20)["id"]
     seen = read_events(http, job_id, limit=4)
     while seen[-1][1] != "completed":
@@ -118,9 +118,10 @@ def test_events_resume_where_the_connection_was_cut(http: httpx.Client) -> None:
         seen += more
     ids, kinds = [f[0] for f in seen], [f[1] for f in seen]
     assert ids == sorted(set(ids))
-    assert ids == list(range(1, ids[-1] + 1))  # read as it happened, so that no progress was overtaken
-    assert (kinds[:2], kinds.count("preview"), kinds.count("completed")) == (["queued", "started"], 2, 1)
-    assert [f[2]["step"] for f in seen if f[1] == "progress"] == list(range(20))
+    # nothing is lost but progress that was overtaken before it was read
+    published = server.dispatcher.feeds[job_id]._events
+    assert [f[:2] for f in seen] == [(e.id, e.type) for e in published if e.type != "progress" or e.id in ids]
+    assert (kinds.count("preview"), kinds.count("completed"), kinds.count("progress") > 3) == (2, 1, True)
     assert seen[-1][2] == http.get(f"/v1/jobs/{job_id}").json()
 
 

@@ -1,0 +1,56 @@
+"""Ids, cursors and event numbers that are none: refused before they reach a database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+Refused = Callable[..., None]
+
+
+@pytest.mark.parametrize("job_id", ["video_0", "%00", "a%00b", "..%2f..%2fetc", "%ff", "x" * 300, "a%20b", "🦊"])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/jobs/{}"),
+        ("DELETE", "/v1/jobs/{}"),
+        ("POST", "/v1/jobs/{}/cancel"),
+        ("GET", "/v1/jobs/{}/events"),
+        ("GET", "/v1/jobs/{}/content"),
+        ("GET", "/v1/videos/{}"),
+        ("DELETE", "/v1/videos/{}"),
+        ("GET", "/v1/videos/{}/content"),
+    ],
+)
+def test_ids_that_are_none(http: httpx.Client, job_id: str, method: str, path: str) -> None:
+    answer = http.request(method, path.format(job_id))
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "not_found"
+    assert len(answer.text) < 400
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "param"),
+    [
+        ("limit=0", 400, "limit"),
+        ("limit=101", 400, "limit"),
+        ("limit=x", 400, "limit"),
+        ("order=up", 400, "order"),
+        ("after=video_0", 404, "after"),
+        ("after=%00", 404, "after"),
+        ("state=failed", 400, "state"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/videos"])
+def test_pages(http: httpx.Client, refused: Refused, path: str, query: str, status: int, param: str) -> None:
+    refused(http.get(f"{path}?{query}"), status, param)
+
+
+@pytest.mark.parametrize("last_id", ["x", "-1", "1.5", "9" * 30, str(2**63)])
+def test_event_ids(http: httpx.Client, refused: Refused, last_id: str) -> None:
+    job = http.post("/v1/jobs", json={"prompt": "a cat", "num_frames": 1}).json()
+    answer = http.get(f"/v1/jobs/{job['id']}/events", headers={"Last-Event-ID": last_id})
+    refused(answer, 400, "Last-Event-ID")
+    refused(http.get(f"/v1/jobs/{job['id']}/events", params={"after": last_id}), 400, "after")
