@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import io
-import logging
 import time
 from collections.abc import Iterator
 from os import PathLike
@@ -25,6 +24,7 @@ from raydiance.models.card import ModelCard
 from raydiance.models.spec import Task
 from raydiance.serve.errors import GenerationFailed, InvalidRequest, RaydianceError, Unavailable
 from raydiance.serve.events import Event
+from raydiance.serve.local import join_cluster
 from raydiance.serve.request import GenerationRequest, ImageFormat, ImageInput, ImageRole, Output, Source, VideoFormat
 
 if TYPE_CHECKING:
@@ -73,10 +73,7 @@ def connect(address: str | None = None, app: str = "raydiance") -> Client:
         Unavailable: there is no such cluster, or the application does not run on it.
     """
     if not ray.is_initialized():
-        try:
-            ray.init(address or "auto", logging_level=logging.ERROR, log_to_driver=False)
-        except (ConnectionError, RayError) as e:
-            raise Unavailable(f"no Ray cluster at {address or 'this machine'}: {e}") from e
+        join_cluster(address)
     elif address is not None:
         raise RaydianceError("this process is connected to a Ray cluster already: connect() without an address")
     try:

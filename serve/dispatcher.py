@@ -26,7 +26,7 @@ from raydiance.serve.feed import Feed
 from raydiance.serve.stages.walk import Stages, Walk
 from raydiance.serve.storage.artifacts import ArtifactStore
 from raydiance.serve.storage.check import check_storage
-from raydiance.serve.storage.job import Job, JobError, JobState, now
+from raydiance.serve.storage.job import Job, JobError, JobState, artifact_prefix, now
 from raydiance.serve.storage.jobs import JobStore
 
 log = logging.getLogger("ray.serve")
@@ -142,7 +142,7 @@ class Dispatcher:
                 )
             )
         except (Conflict, NotFound):  # cancelled or deleted in the last moment: its files go too
-            await self._artifacts.delete_prefix(job_id)
+            await self._artifacts.delete_prefix(artifact_prefix(job_id))
             return await self._lookup(job_id)
 
     async def _fail(self, job_id: str, error: Exception) -> Job | None:

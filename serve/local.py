@@ -99,6 +99,42 @@ def start_local(
         _stop()
 
 
+def join_cluster(address: str | None) -> None:
+    """Connects this process to a cluster that runs already, one on loopback alone included.
+
+    Ray takes 127.0.0.1 for this machine's outer address, at which such a cluster does not listen: told so, it does not.
+
+    Args:
+        address: as `ray.init` takes it; None for `$RAY_ADDRESS`, or the cluster of this machine.
+
+    Raises:
+        Unavailable: there is none, or there are several to choose from.
+    """
+    import ray
+    from ray._private import ray_constants, services
+
+    try:
+        wanted = address or os.environ.get("RAY_ADDRESS", "auto")
+        if wanted == "auto" and len(found := services.find_gcs_addresses()) == 1:
+            wanted = next(iter(found))
+        if _is_loopback_alone(wanted, services.get_node_ip_address()):
+            ray_constants.ENABLE_RAY_CLUSTER = False
+        ray.init(wanted, logging_level=logging.ERROR, log_to_driver=False)
+    except (ConnectionError, ray.exceptions.RayError) as e:
+        raise Unavailable(f"no Ray cluster at {address or 'this machine'}: {_reason(e)}") from e
+
+
+def _is_loopback_alone(address: str, outer: str) -> bool:
+    host, _, port = address.rpartition(":")
+    if host.strip("[]") not in ("127.0.0.1", "localhost", "::1") or not port.isdecimal():
+        return False
+    try:
+        socket.create_connection((outer, int(port)), timeout=2).close()
+    except OSError:
+        return True
+    return False
+
+
 def check_model(model: ModelConfig) -> Path:
     """The folder of a model that can be served, without loading it; raises ConfigError."""
     try:

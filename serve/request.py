@@ -168,7 +168,9 @@ def _base_spec(request: GenerationRequest, card: ModelCard, task: Task, seed: in
         "height": d.height if request.height is None else request.height,
         "width": d.width if request.width is None else request.width,
         "num_frames": frames,
-        "num_inference_steps": d.num_inference_steps if request.num_inference_steps is None else request.num_inference_steps,
+        "num_inference_steps": d.num_inference_steps
+        if request.num_inference_steps is None
+        else request.num_inference_steps,
         "guidance_scale": d.guidance_scale if request.guidance_scale is None else request.guidance_scale,
         "seed": seed,
         "fps": fps,

@@ -25,7 +25,7 @@ from raydiance.serve.events import Event
 from raydiance.serve.inputs import store_inputs
 from raydiance.serve.request import GenerationRequest, resolve
 from raydiance.serve.storage.artifacts import ArtifactStore
-from raydiance.serve.storage.job import Artifact, Job, JobState, new_job_id, now
+from raydiance.serve.storage.job import Artifact, Job, JobState, artifact_prefix, new_job_id, now
 from raydiance.serve.storage.jobs import JobStore
 
 log = logging.getLogger("ray.serve")
@@ -108,13 +108,16 @@ class Service:
         if request.webhook is not None and self.config.webhooks.secret is None:
             raise InvalidRequest("webhook is refused: this server has no webhooks.secret to sign with", "webhook")
         body_hash = hashlib.sha256(request.model_dump_json().encode()).hexdigest() if idempotency_key else None
-        if not idempotency_key or await asyncio.to_thread(self.jobs.find_by_key, idempotency_key) is None:
-            await self._admit()
+        if idempotency_key:
+            earlier = await asyncio.to_thread(self.jobs.find_by_key, idempotency_key, body_hash)
+            if earlier is not None:
+                return earlier
+        await self._admit()
         kind: Literal["image", "video"] = "video" if specs[0].is_video else "image"
         job_id = new_job_id(kind)
         stored = await store_inputs(
             request,
-            prefix=job_id,
+            prefix=artifact_prefix(job_id),
             limits=self.config.limits,
             network=self.config.network,
             artifacts=self.artifacts,
@@ -137,7 +140,7 @@ class Service:
             accepted = stored_job.id == job_id
         finally:
             if not accepted:  # refused, or answered by an earlier job of the same key
-                await self.artifacts.delete_prefix(job_id)
+                await self.artifacts.delete_prefix(artifact_prefix(job_id))
         if accepted:
             await self._tell(job)
         return stored_job
@@ -159,12 +162,15 @@ class Service:
         return await asyncio.to_thread(self.jobs.get, job_id)
 
     async def list(
-        self, *, kind: str | None = None, after: str | None = None, limit: int = 20, order: Literal["asc", "desc"] = "desc"
+        self,
+        *,
+        kind: str | None = None,
+        after: str | None = None,
+        limit: int = 20,
+        order: Literal["asc", "desc"] = "desc",
     ) -> tuple[list[Job], bool]:
         """One page, and whether there is more. Raises NotFound for an unknown `after`."""
-        return await asyncio.to_thread(
-            lambda: self.jobs.list(kind=kind, after=after, limit=limit, order=order)
-        )
+        return await asyncio.to_thread(lambda: self.jobs.list(kind=kind, after=after, limit=limit, order=order))
 
     async def cancel(self, job_id: str) -> Job:
         """The denoiser drops it within one step. A finished job stays as it is."""
@@ -185,7 +191,7 @@ class Service:
     async def delete(self, job_id: str) -> Job:
         """Cancels it if need be, then removes the job and its files."""
         job = await self.cancel(job_id)
-        await self.artifacts.delete_prefix(job_id)
+        await self.artifacts.delete_prefix(artifact_prefix(job_id))
         await asyncio.to_thread(self.jobs.delete, job_id)
         return job
 
@@ -204,9 +210,11 @@ class Service:
                                 return
                 except (*LOST, RayTaskError) as e:
                     log.warning("events of job %s were cut, connecting again: %s", job_id, e)
-            if job.state.is_final or dispatcher is None:
+            if job.state.is_final:
                 yield final_event(job, after)
                 return
+            if dispatcher is None:
+                raise Unavailable(f"job {job_id} waits for model '{job.model}', which is not served here now")
             await asyncio.sleep(RECONNECT_S)
 
     async def wait(self, job_id: str) -> Job:
@@ -230,7 +238,6 @@ class Service:
             held = f"it has {len(job.specs)} sample(s)"
             raise NotFound(f"job {job_id} has no {variant} of index {index}; {held}", "index")
         return found
-
 
     async def _derive(self, content: Artifact, variant: str) -> Artifact | None:
         """A thumbnail or sprite sheet, made from the video when it is first asked for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from servers import Server
+from tests.servers import SETTINGS, Server
 
 
 @pytest.fixture(scope="session")
@@ -17,12 +17,3 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield started.wait_ready()
     finally:
         started.stop()
-
-
-SETTINGS = {
-    "network.allow_hosts": "127.0.0.1",
-    "webhooks.secret": "whsec_dGVzdC1zZWNyZXQtb2YtcmF5ZGlhbmNl",
-    "webhooks.first_retry_s": 0.1,
-    "denoiser.progress_interval_s": 0.05,
-    "denoiser.checkpoint_interval_s": 0.2,
-}

@@ -14,6 +14,13 @@ from pathlib import Path
 import httpx
 
 START_TIMEOUT_S = 180
+SETTINGS: dict[str, object] = {
+    "network.allow_hosts": "127.0.0.1",
+    "webhooks.secret": "whsec_dGVzdC1zZWNyZXQtb2YtcmF5ZGlhbmNl",
+    "webhooks.first_retry_s": 0.1,
+    "denoiser.progress_interval_s": 0.05,
+    "denoiser.checkpoint_interval_s": 0.2,
+}
 
 
 def free_port() -> int:

@@ -21,7 +21,7 @@ from raydiance.serve.errors import CheckpointRefused, GenerationFailed
 from raydiance.serve.feed import Feed
 from raydiance.serve.request import ImageInput
 from raydiance.serve.stages.messages import Checkpointed, Denoised, Encoded, Previewed, Stepped, Work, preview_steps
-from raydiance.serve.storage.job import Artifact, Job
+from raydiance.serve.storage.job import Artifact, Job, artifact_prefix
 
 log = logging.getLogger("ray.serve")
 LOST = (RayActorError, ObjectLostError, DeploymentUnavailableError)
@@ -147,7 +147,7 @@ class Walk:
         self._feed.publish("preview", {"index": index, "preview_index": preview_index, **image})
 
     async def _decode(self, index: int, spec: Spec, latents: ObjectRef[Any]) -> Artifact:
-        output, prefix = self._job.request.output, self._job.id
+        output, prefix = self._job.request.output, artifact_prefix(self._job.id)
         decoded = await call(self._stages.vae_decoder, "decode", latents, spec, output, prefix, index)
         for stage, seconds in decoded.timings.items():
             self._time(stage, seconds)

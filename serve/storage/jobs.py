@@ -54,19 +54,18 @@ class JobStore(Outbox):
             row = session.scalar(_by_key(key)) if key is not None else None
             if row is None:
                 raise Conflict(f"job '{job.id}' exists already") from cause
-            if row.body_hash != body_hash:
-                raise Conflict("the key was used before with another request", "Idempotency-Key") from cause
-            return row.to_job()
+            return _same_body(row, body_hash).to_job()
 
     def get(self, job_id: str) -> Job:
         """The job as it is now. Raises NotFound."""
         with self._reading() as session:
             return _row(session, job_id).to_job()
 
-    def find_by_key(self, idempotency_key: str) -> Job | None:
+    def find_by_key(self, idempotency_key: str, body_hash: str | None) -> Job | None:
+        """The job that was accepted with this key. Raises Conflict if that was with another body."""
         with self._reading() as session:
             row = session.scalar(_by_key(idempotency_key))
-            return None if row is None else row.to_job()
+            return None if row is None else _same_body(row, body_hash).to_job()
 
     def list(
         self,
@@ -189,6 +188,12 @@ def _row(session: Session, job_id: str) -> JobRow:
     row = session.get(JobRow, job_id)
     if row is None:
         raise NotFound(f"there is no job '{job_id}'", "id")
+    return row
+
+
+def _same_body(row: JobRow, body_hash: str | None) -> JobRow:
+    if row.body_hash != body_hash:
+        raise Conflict("the key was used before with another request", "Idempotency-Key")
     return row
 
 

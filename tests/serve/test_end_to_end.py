@@ -5,17 +5,19 @@ from __future__ import annotations
 import base64
 import io
 import json
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
 
 import httpx
 import numpy as np
 import openai
 import pytest
 from PIL import Image
-from servers import Server
+from tests.servers import SETTINGS, Server
 
 from raydiance.serve import media
 
@@ -120,7 +122,9 @@ def test_images_edit(client: openai.OpenAI) -> None:
 
 
 def test_videos_create_and_poll_download_list_remix_delete(client: openai.OpenAI) -> None:
-    video = client.videos.create_and_poll(model="tiny", prompt=PROMPT, size="48x32", extra_body={**FAST, "num_frames": 13, "fps": 6})  # type: ignore[arg-type]
+    video = client.videos.create_and_poll(
+        model="tiny", prompt=PROMPT, size="48x32", extra_body={**FAST, "num_frames": 13, "fps": 6}
+    )  # type: ignore[arg-type]
     assert (video.status, video.progress, video.object) == ("completed", 100, "video")
     data = client.videos.download_content(video.id).read()
     frames, fps = media.decode_video(data)
@@ -141,7 +145,10 @@ def test_videos_create_and_poll_download_list_remix_delete(client: openai.OpenAI
 
 def test_image_to_video_keeps_the_first_frame(client: openai.OpenAI) -> None:
     video = client.videos.create_and_poll(
-        model="tiny", prompt=PROMPT, input_reference=("first.png", picture()), extra_body={"seed": 1, "num_inference_steps": 20}  # type: ignore[arg-type]
+        model="tiny",
+        prompt=PROMPT,
+        input_reference=("first.png", picture()),
+        extra_body={"seed": 1, "num_inference_steps": 20},  # type: ignore[arg-type]
     )
     assert video.status == "completed", video.error
     frames, _ = media.decode_video(client.videos.download_content(video.id).read())
@@ -153,7 +160,8 @@ def test_same_request_same_pixels_alone_or_in_a_crowd(http: httpx.Client) -> Non
     alone = content(http, run(http, num_frames=1, num_inference_steps=12))
     with ThreadPoolExecutor(6) as pool:
         others = [
-            pool.submit(run, http, num_frames=1, num_inference_steps=8 + i, seed=i, guidance_scale=1.0 + i) for i in range(5)
+            pool.submit(run, http, num_frames=1, num_inference_steps=8 + i, seed=i, guidance_scale=1.0 + i)
+            for i in range(5)
         ]
         crowded = content(http, pool.submit(run, http, num_frames=1, num_inference_steps=12).result())
         assert all(o.result()["status"] == "completed" for o in others)
@@ -161,7 +169,9 @@ def test_same_request_same_pixels_alone_or_in_a_crowd(http: httpx.Client) -> Non
 
 
 def test_events_are_numbered_resumable_and_end(http: httpx.Client) -> None:
-    job = http.post("/v1/jobs", json={"prompt": PROMPT, "height": 96, "width": 96, "previews": 2, "num_inference_steps": 30}).json()
+    job = http.post(
+        "/v1/jobs", json={"prompt": PROMPT, "height": 96, "width": 96, "previews": 2, "num_inference_steps": 30}
+    ).json()
     seen = events_of(http, job["id"])
     ids, kinds = [e[0] for e in seen], [e[1] for e in seen]
     assert ids == sorted(set(ids))
@@ -177,7 +187,9 @@ def test_events_are_numbered_resumable_and_end(http: httpx.Client) -> None:
 
 
 def test_cancel_stops_the_denoiser(http: httpx.Client) -> None:
-    job = http.post("/v1/jobs", json={"prompt": PROMPT, "height": 128, "width": 128, "num_frames": 33, "num_inference_steps": 200}).json()
+    job = http.post(
+        "/v1/jobs", json={"prompt": PROMPT, "height": 128, "width": 128, "num_frames": 33, "num_inference_steps": 200}
+    ).json()
     while http.get(f"/v1/jobs/{job['id']}").json()["progress"] == 0:
         time.sleep(0.05)
     started = time.monotonic()
@@ -201,6 +213,38 @@ def test_content_by_range(http: httpx.Client) -> None:
     part = http.get(f"/v1/jobs/{job['id']}/content", headers={"Range": "bytes=10-19"})
     assert (part.status_code, part.content) == (206, whole[10:20])
     assert http.get(f"/v1/jobs/{job['id']}/content", headers={"Range": f"bytes={len(whole)}-"}).status_code == 416
+
+
+class Hook(BaseHTTPRequestHandler):
+    """Fails its first call, to be told again."""
+
+    calls: ClassVar[list[tuple[bytes, dict[str, str]]]] = []
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.calls.append((body, dict(self.headers)))
+        self.send_response(200 if len(self.calls) > 1 else 500)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_signed_webhook_is_delivered_again_until_it_is_taken(http: httpx.Client, client: openai.OpenAI) -> None:
+    hook = ThreadingHTTPServer(("127.0.0.1", 0), Hook)
+    threading.Thread(target=hook.serve_forever, daemon=True).start()
+    try:
+        job = run(http, webhook=f"http://127.0.0.1:{hook.server_port}/told")
+        deadline = time.monotonic() + 30
+        while len(Hook.calls) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        hook.shutdown()
+        hook.server_close()
+    (first, _), (body, headers) = Hook.calls
+    assert first == body
+    event = client.webhooks.unwrap(body.decode(), headers, secret=str(SETTINGS["webhooks.secret"]))
+    assert (event.type, event.data.id) == ("video.completed", job["id"])  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

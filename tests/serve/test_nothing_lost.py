@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from servers import Server
+from tests.servers import Server
 
 from raydiance.serve import media
 

@@ -59,7 +59,9 @@ def test_the_task_follows_from_the_inputs(values: dict[str, Any], task: str) -> 
 
 
 @pytest.mark.parametrize(("seconds", "fps", "frames"), [(1, 8, 9), (2, 8, 17), (0.1, 8, 1), (1.5, 10, 17)])
-def test_seconds_become_the_nearest_number_of_frames_that_the_model_makes(seconds: float, fps: int, frames: int) -> None:
+def test_seconds_become_the_nearest_number_of_frames_that_the_model_makes(
+    seconds: float, fps: int, frames: int
+) -> None:
     assert specs(seconds=seconds, fps=fps)[0].num_frames == frames
 
 

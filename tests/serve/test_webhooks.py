@@ -150,7 +150,7 @@ def test_many_are_sent_at_once_and_a_dead_receiver_holds_up_none(store: JobStore
         ):
             for i in range(MAX_CONCURRENT + 2):
                 _end_job(store, f"http://127.0.0.1:{dead.sockets[0].getsockname()[1]}/" if i < 4 else hook)
-            deliverer = Deliverer(store, _config(timeout_s=0.3), LOOPBACK)
+            deliverer = Deliverer(store, _config(timeout_s=0.3, first_retry_s=100), LOOPBACK)
             clock = asyncio.get_running_loop().time
             start = clock()
             assert await deliverer.run_once(now()) == MAX_CONCURRENT

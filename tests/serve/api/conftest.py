@@ -29,7 +29,7 @@ from raydiance.serve.errors import Conflict, NotFound
 from raydiance.serve.events import Event
 from raydiance.serve.feed import Feed
 from raydiance.serve.storage.artifacts import ArtifactStore
-from raydiance.serve.storage.job import Artifact, Job, JobError, JobState, now
+from raydiance.serve.storage.job import Artifact, Job, JobError, JobState, artifact_prefix, now
 from raydiance.serve.storage.jobs import JobStore
 
 with warnings.catch_warnings():  # Ray's own
@@ -124,7 +124,7 @@ class DispatcherDouble:
             data = media.encode_video([frames], spec.fps, suffix)
         else:
             data = imaging.encode_image(frames[0], suffix, job.request.output.compression)
-        key = f"{job.id}/{index}.{suffix}"
+        key = f"{artifact_prefix(job.id)}/{index}.{suffix}"
         await self._artifacts.put(key, data)
         return Artifact(
             key=key,

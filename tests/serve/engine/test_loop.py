@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
-from checkpoints import save_wan
+from tests.checkpoints import save_wan
 
 from raydiance.models import registry
 from raydiance.models.family import Row

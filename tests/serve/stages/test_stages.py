@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import ray
 import torch
-from checkpoints import save_wan
+from tests.checkpoints import save_wan
 
 from raydiance.models.spec import Spec
 from raydiance.serve.config import DenoiserConfig, ModelConfig, TextEncoderConfig
@@ -79,7 +79,7 @@ async def test_a_failure_is_told_to_its_batch_and_not_remembered(model: ModelCon
     assert any(isinstance(r, Exception) for r in results)
     [embedding] = await texts(stage, "a")
     assert embedding.isfinite().all()
-    with pytest.raises(Exception, match=""):
+    with pytest.raises((AttributeError, TypeError)):
         await stage.encode([bad])
 
 

@@ -109,8 +109,10 @@ def test_the_same_key_and_body_give_the_earlier_job(store: JobStore, make_job: M
     with pytest.raises(Conflict) as error:
         store.create(make_job(), idempotency_key="k", body_hash="b")
     assert error.value.param == "Idempotency-Key"
-    assert store.find_by_key("k") == started
-    assert store.find_by_key("other") is None
+    assert store.find_by_key("k", "a") == started
+    with pytest.raises(Conflict):
+        store.find_by_key("k", "b")
+    assert store.find_by_key("other", "h") is None
     assert store.create(make_job()).id != store.create(make_job()).id, "without a key nothing is shared"
 
 

@@ -1,0 +1,24 @@
+"""Calls over Serve handles with their types: Ray's own annotations do not say which of two responses comes back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
+
+
+def call(handle: DeploymentHandle[Any], method: str, *args: Any) -> DeploymentResponse[Any]:
+    """Await it, or pass it on as an argument: then its value goes by reference."""
+    return cast("DeploymentResponse[Any]", handle.options(method_name=method).remote(*args))
+
+
+@asynccontextmanager
+async def stream(handle: DeploymentHandle[Any], method: str, *args: Any) -> AsyncIterator[AsyncIterator[Any]]:
+    """Items of an async generator; it is cancelled in the replica when the context is left before its end."""
+    items = cast("DeploymentResponseGenerator[Any]", handle.options(method_name=method, stream=True).remote(*args))
+    try:
+        yield items
+    finally:
+        cast("Any", items).cancel()

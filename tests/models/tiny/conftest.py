@@ -1,0 +1,11 @@
+"""The shipped checkpoint, loaded once; warnings of third parties that these tests cannot act on."""
+
+import pytest
+from diffusers import WanPipeline
+
+from raydiance.models.tiny import CHECKPOINT, export
+
+
+@pytest.fixture(scope="session")
+def pipe() -> WanPipeline:
+    return export.load(CHECKPOINT)
