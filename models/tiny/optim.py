@@ -17,7 +17,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
         matrices: [N, rows, cols] with rows <= cols; bfloat16 is accurate enough and the fastest.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrices / (matrices.flatten(1).norm(dim=1).view(-1, 1, 1) + 1e-7)
+    x: Tensor = matrices / (matrices.flatten(1).norm(dim=1).view(-1, 1, 1) + 1e-7)
     for _ in range(5):
         gram = torch.bmm(x, x.transpose(1, 2))
         x = a * x + torch.bmm(b * gram + c * torch.bmm(gram, gram), x)
@@ -38,14 +38,14 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             raise ValueError("Muon takes no closure")
         for group in self.param_groups:
-            stacks: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
+            stacks: dict[torch.Size, list[Tensor]] = defaultdict(list)
             for param in group["params"]:
                 if param.grad is not None:
                     stacks[param.shape].append(param)
             for params in stacks.values():
                 self._step_stack(params, group["lr"], group["momentum"], group["weight_decay"])
 
-    def _step_stack(self, params: list[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
+    def _step_stack(self, params: list[Tensor], lr: float, momentum: float, weight_decay: float) -> None:
         rows, cols = params[0].shape[0], params[0][0].numel()
         grads = [param.grad for param in params if param.grad is not None]
         buffers = [self.state[param].setdefault("momentum", torch.zeros_like(param)) for param in params]
@@ -89,7 +89,7 @@ class LinearBF16(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         if torch.is_grad_enabled():
-            output: Tensor = _LinearBF16.apply(input, self.weight, self.bias)
+            output: Tensor = _LinearBF16.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
             return output
         return nn.functional.linear(input, self.weight, self.bias)
 

@@ -19,12 +19,14 @@ from torch import Tensor, nn
 
 from raydiance.models.tiny import world
 from raydiance.models.tiny.optim import Muon
+from raydiance.models.tiny.team import Team
 
 logger = logging.getLogger(__name__)
 
 LEARNING_RATE = 2e-3
 KL_WEIGHT = 1e-3
-BATCHES = ((5, 5), (9, 3), (17, 2))  # (frames, clips): about the same work each
+DECODER_NOISE = 0.1  # of the latents' deviation, so that the decoder forgives the transformer's small errors
+BATCHES = ((5, 8), (9, 5), (9, 5), (5, 8), (17, 3))  # (frames, clips): about the same work each
 CONFIG = {
     "base_dim": 8,
     "dim_mult": [1, 2, 4],
@@ -89,12 +91,13 @@ def reconstruction_loss(decoded: Tensor, clips: Tensor) -> Tensor:
     # The corner pixel of the first frame is always background.
     is_object = (clips - clips[:, :, :1, :1, :1]).abs().amax(1, keepdim=True).gt(0.2)
     edges = error.diff(dim=-1).abs().mean() + error.diff(dim=-2).abs().mean()
-    return error.abs().mean() + ((1 + 6 * is_object.float()) * error.square()).mean() + 0.5 * edges
+    loss: Tensor = error.abs().mean() + ((1 + 6 * is_object.float()) * error.square()).mean() + 0.5 * edges
+    return loss
 
 
 @torch.no_grad()
 def psnr(vae: AutoencoderKLWan, num_frames: int = world.NUM_FRAMES) -> tuple[float, float]:
-    """Mean PSNR in dB over 30 unseen clips: all pixels, and the object's box only where it differs from the background."""
+    """Mean PSNR in dB over 30 unseen clips: of all pixels, and of those of the object."""
     rng = np.random.default_rng(77)
     clips = to_tensor([world.render(spec, rng, num_frames) for spec in world.sample_specs(rng, 30, world.all_specs())])
     error = (vae.decode(vae.encode(clips).latent_dist.mode()).sample - clips).square().mean(1) / 4
@@ -103,14 +106,20 @@ def psnr(vae: AutoencoderKLWan, num_frames: int = world.NUM_FRAMES) -> tuple[flo
 
 
 def train(
-    vae: AutoencoderKLWan, seconds: float, seed: int, out: Path | None = None, decoder_only: bool = False
+    vae: AutoencoderKLWan,
+    seconds: float,
+    seed: int,
+    team: Team,
+    out: Path | None = None,
+    decoder_only: bool = False,
+    learning_rate: float = LEARNING_RATE,
 ) -> None:
     """Train in place for `seconds` of wall time; `out`, if given, receives a copy every 200 steps.
 
     `decoder_only` leaves the latent space as it is, so that a transformer trained on it stays valid.
     """
-    rng = np.random.default_rng(seed)
-    torch.manual_seed(seed)
+    rng = np.random.default_rng((seed, team.rank))
+    torch.manual_seed(seed + 1000 * team.rank)
     if decoder_only:
         vae.encoder.requires_grad_(False)
         vae.quant_conv.requires_grad_(False)
@@ -120,33 +129,40 @@ def train(
     rest = [param for param in params if id(param) not in kernel_ids]
     muon = Muon(kernels, lr=0.0, momentum=0.9)
     adam = torch.optim.AdamW(rest, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0)
-    pool = world.all_specs()
-    start, step, losses = time.monotonic(), 0, []
-    while (progress := (time.monotonic() - start) / seconds) < 1:
-        lr = LEARNING_RATE * min(1.0, (step + 1) / 30) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
+    start, elapsed_s, step = time.monotonic(), 0.0, 0
+    losses: list[float] = []
+    while (progress := elapsed_s / seconds) < 1:
+        lr = learning_rate * min(1.0, (step + 1) / 30) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
         muon.param_groups[0]["lr"], adam.param_groups[0]["lr"] = 10 * lr, lr
-        num_frames, batch = BATCHES[step % len(BATCHES)]
-        clips = to_tensor([world.render(spec, rng, num_frames) for spec in world.sample_specs(rng, batch, pool)])
-        mean, log_var = vae._encode(clips).chunk(2, dim=1)
-        latents = mean + torch.randn_like(mean) * (0.5 * log_var.clamp(-20, 10)).exp()
-        loss = reconstruction_loss(decode(vae, latents), clips)
-        if not decoder_only:
-            loss = loss + KL_WEIGHT * 0.5 * (mean.square() + log_var.exp() - 1 - log_var).mean()
+        loss = _loss(vae, *BATCHES[step % len(BATCHES)], rng, decoder_only)
         vae.zero_grad(set_to_none=True)
         loss.backward()
+        elapsed_s = team.average(params, time.monotonic() - start)
         nn.utils.clip_grad_norm_(params, 1.0)
         muon.step()
         adam.step()
         step += 1
         losses.append(loss.item())
         if step % 100 == 0:
-            std = float((0.5 * log_var.detach()).exp().mean() / mean.detach().std())
-            logger.info(
-                "vae step %d, %.0f s, loss %.4f, posterior std %.3f", step, time.monotonic() - start,
-                np.mean(losses[-100:]), std,
-            )  # fmt: skip
-        if step % 200 == 0 and out is not None:
+            logger.info("vae step %d, %.0f s, loss %.4f", step, elapsed_s, np.mean(losses[-100:]))
+        if step % 200 == 0 and out is not None and team.rank == 0:
             logger.info("vae psnr %.1f dB, object %.1f dB", *psnr(vae))
             vae.save_pretrained(out)
     vae.requires_grad_(True)
-    logger.info("vae done: %d steps, psnr %.1f dB, object %.1f dB", step, *psnr(vae))
+    if team.rank == 0:
+        logger.info("vae done: %d steps, psnr %.1f dB, object %.1f dB", step, *psnr(vae))
+
+
+def _loss(vae: AutoencoderKLWan, num_frames: int, batch: int, rng: np.random.Generator, decoder_only: bool) -> Tensor:
+    """The loss of one batch of fresh clips."""
+    specs = world.sample_specs(rng, batch, world.all_specs())
+    clips = to_tensor([world.render(spec, rng, num_frames) for spec in specs])
+    if decoder_only:
+        with torch.no_grad():
+            mean = vae._encode(clips).chunk(2, dim=1)[0]
+        return reconstruction_loss(decode(vae, mean + DECODER_NOISE * mean.std() * torch.randn_like(mean)), clips)
+    mean, log_var = vae._encode(clips).chunk(2, dim=1)
+    latents = mean + (0.5 * log_var.clamp(-20, 10)).exp() * torch.randn_like(mean)
+    kl = 0.5 * (mean.square() + log_var.exp() - 1 - log_var).mean()
+    total: Tensor = reconstruction_loss(decode(vae, latents), clips) + KL_WEIGHT * kl
+    return total

@@ -28,9 +28,13 @@ COLOURS: dict[str, tuple[int, int, int]] = {
 SHAPES = ("circle", "square", "triangle")
 SIZES = ("small", "large")
 MOTIONS = ("still", "left", "right", "up", "down")
-BACKGROUNDS: dict[str, tuple[int, int, int]] = {"black": (16, 16, 16), "gray": (122, 122, 122), "white": (236, 236, 236)}
-RADII: dict[str, tuple[float, float]] = {"small": (5.3, 5.8), "large": (8.7, 9.2)}
-TRAVEL_PX = (9.5, 12.0)
+BACKGROUNDS: dict[str, tuple[int, int, int]] = {
+    "black": (16, 16, 16),
+    "gray": (122, 122, 122),
+    "white": (236, 236, 236),
+}
+RADII: dict[str, tuple[float, float]] = {"small": (6.2, 6.6), "large": (9.6, 10.0)}
+TRAVEL_PX = (9.0, 12.0)
 MARGIN_PX = 0.8
 
 
@@ -94,7 +98,8 @@ def coverage(shape: str, centre_x: Float, centre_y: Float, radius: Float) -> Flo
         distance = np.maximum(y - 0.8 * r, (1.8 * np.abs(x) - (y + r)) / np.hypot(1.8, 1.0))
     else:
         raise ValueError(f"shape {shape!r} is not one of {SHAPES}")
-    return np.clip(0.5 - distance, 0.0, 1.0).astype(np.float32)
+    covered: Float = np.clip(0.5 - distance, 0.0, 1.0).astype(np.float32)
+    return covered
 
 
 def track(spec: Spec, rng: np.random.Generator, num_frames: int = NUM_FRAMES) -> tuple[Float, Float, Float]:
@@ -109,10 +114,7 @@ def track(spec: Spec, rng: np.random.Generator, num_frames: int = NUM_FRAMES) ->
     if spec.motion != "still":
         travel = min(rng.uniform(*TRAVEL_PX), high - low)
         start = rng.uniform(low, high - travel)
-        if spec.motion in ("left", "up"):
-            moving = start + travel * (1 - steps)
-        else:
-            moving = start + travel * steps
+        moving = start + travel * (1 - steps if spec.motion in ("left", "up") else steps)
         if spec.motion in ("left", "right"):
             x = moving.astype(np.float32)
         else:
@@ -143,8 +145,15 @@ _GERUND: dict[str, tuple[str, ...]] = {
     "up": ("moving up", "sliding up", "going up", "rising up"),
     "down": ("moving down", "sliding down", "going down", "falling down"),
 }
-_SIZE_WORDS: dict[str, tuple[str, ...]] = {"small": ("small", "small", "little", "tiny"), "large": ("large", "large", "big", "huge")}
-_BACKGROUND_WORDS: dict[str, tuple[str, ...]] = {"black": ("black",), "gray": ("gray", "gray", "grey"), "white": ("white",)}
+_SIZE_WORDS: dict[str, tuple[str, ...]] = {
+    "small": ("small", "small", "little", "tiny"),
+    "large": ("large", "large", "big", "huge"),
+}
+_BACKGROUND_WORDS: dict[str, tuple[str, ...]] = {
+    "black": ("black",),
+    "gray": ("gray", "gray", "grey"),
+    "white": ("white",),
+}
 
 CANONICAL_TEMPLATE = "a {size} {colour} {shape} {finite} on a {background} background"
 TRAINING_TEMPLATES: tuple[str, ...] = (
