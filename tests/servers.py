@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -34,9 +34,16 @@ class Server:
 
     Args:
         folder: keeps its jobs and artifacts; a second server of the same folder takes up what the first left.
+        command: another one that serves on `port`.
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, object] | None = None, port: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: Mapping[str, object] | None = None,
+        port: int | None = None,
+        command: Sequence[str] = (),
+    ) -> None:
         self.folder = folder
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -49,10 +56,10 @@ class Server:
         }
         sets = [arg for key, value in options.items() for arg in ("--set", f"{key}={value}")]
         start = "from raydiance.serve.cli import main; main()"
-        command = [sys.executable, "-c", start, "serve", "tiny", "--port", str(self.port), *sets]
+        ours = [sys.executable, "-c", start, "serve", "tiny", "--port", str(self.port), *sets]
         self._output = self.log.open("ab")
         self.process = subprocess.Popen(
-            command, stdout=self._output, stderr=subprocess.STDOUT, start_new_session=True, env=os.environ.copy()
+            [*command] or ours, stdout=self._output, stderr=subprocess.STDOUT, start_new_session=True, env=os.environ.copy()
         )
 
     def wait_ready(self) -> Server:
