@@ -119,7 +119,7 @@ class Client:
         except ValidationError as e:
             first = e.errors()[0]
             raise InvalidRequest(str(first["msg"]), ".".join(map(str, first["loc"]))) from e
-        job = self._call("submit", request.model_dump(mode="json", exclude_defaults=True), idempotency_key)
+        job = self._call("submit", request.model_dump(mode="json", exclude_none=True), idempotency_key)
         return RunningJob(self, str(job["id"]))
 
     def job(self, job_id: str) -> RunningJob:
@@ -135,7 +135,7 @@ class Client:
         try:
             return getattr(self._handle, method).remote(*args).result()
         except (RayError, DeploymentUnavailableError) as e:
-            raise _unwrapped(e) from e
+            raise _unwrapped(e) from None
 
     def _batches(self, job_id: str, after: int) -> Iterator[list[Event]]:
         """Events above `after`, as they come; ends when the connection is cut or the stream has."""
@@ -147,7 +147,7 @@ class Client:
             for batch in stream:
                 yield _parsed(batch)
         except (RayError, DeploymentUnavailableError) as e:
-            raise _unwrapped(e) from e
+            raise _unwrapped(e) from None
         finally:
             stream.cancel()
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from raydiance.models import registry, resolve
 from raydiance.serve.config import Config, ModelConfig
@@ -80,7 +81,7 @@ def start_local(
         raise RaydianceError("this process is connected to a Ray cluster already; call ray.shutdown() first")
     try:
         on_phase("starting Ray")
-        context = ray.init(
+        context: Any = ray.init(
             address="local",
             num_cpus=_num_cpus(config),
             include_dashboard=False,
@@ -119,9 +120,22 @@ def join_cluster(address: str | None) -> None:
             wanted = next(iter(found))
         if _is_loopback_alone(wanted, services.get_node_ip_address()):
             ray_constants.ENABLE_RAY_CLUSTER = False
+            if "RAY_AUTH_MODE" not in os.environ:
+                _use_token()
         ray.init(wanted, logging_level=logging.ERROR, log_to_driver=False)
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
     except (ConnectionError, ray.exceptions.RayError) as e:
         raise Unavailable(f"no Ray cluster at {address or 'this machine'}: {_reason(e)}") from e
+
+
+def _use_token() -> None:
+    """As Ray does for a cluster that it finds by itself: the user's token, if there is one."""
+    from ray._raylet import AuthenticationTokenLoader
+    from ray._raylet import Config as RayConfig
+
+    if AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True):
+        os.environ["RAY_AUTH_MODE"] = "token"
+        RayConfig.initialize("")
 
 
 def _is_loopback_alone(address: str, outer: str) -> bool:
