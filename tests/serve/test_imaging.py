@@ -184,3 +184,13 @@ def test_compression_is_quality(format: Any) -> None:
     assert sizes == sorted(sizes)
     assert len(set(sizes)) == 4
     assert sizes[2] == len(imaging.encode_image(noise, format))
+
+
+def test_a_stored_picture_may_be_larger_than_what_was_sent() -> None:
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (700, 700, 3), dtype=np.uint8))
+    opened = imaging.open_image(_save(noise, "JPEG"), LIMITS, FIELD)
+    stored = imaging.encode_picture(opened)
+    assert len(stored) > LIMITS.max_image_bytes
+    assert np.array_equal(np.asarray(imaging.open_stored(stored)), np.asarray(opened))
+    with pytest.raises(InvalidRequest, match="damaged"):
+        imaging.open_stored(stored[:-1000])
