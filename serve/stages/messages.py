@@ -8,6 +8,7 @@ from typing import Any
 from ray import ObjectRef
 
 from raydiance.models.spec import Spec
+from raydiance.serve.storage.job import Artifact
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,14 @@ class Denoised:
 
     latents: ObjectRef[Any]
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The file of one sample, stored; `timings` in seconds."""
+
+    artifact: Artifact
+    timings: dict[str, float]
 
 
 StageEvent = Stepped | Previewed | Checkpointed | Denoised

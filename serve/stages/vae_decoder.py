@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -19,18 +18,11 @@ from raydiance.models.spec import Spec
 from raydiance.serve import imaging, media
 from raydiance.serve.config import Config, ModelConfig
 from raydiance.serve.request import ImageFormat, Output, VideoFormat
+from raydiance.serve.stages.messages import Decoded
 from raydiance.serve.storage.artifacts import ArtifactStore
 from raydiance.serve.storage.job import Artifact
 
 PREVIEW_FORMAT: ImageFormat = "webp"
-
-
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """The file of one sample, stored; `timings` in seconds."""
-
-    artifact: Artifact
-    timings: dict[str, float]
 
 
 class VAEDecoder:

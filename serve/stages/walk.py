@@ -20,7 +20,16 @@ from raydiance.serve.calls import call, stream
 from raydiance.serve.errors import CheckpointRefused, GenerationFailed
 from raydiance.serve.feed import Feed
 from raydiance.serve.request import ImageInput
-from raydiance.serve.stages.messages import Checkpointed, Denoised, Encoded, Previewed, Stepped, Work, preview_steps
+from raydiance.serve.stages.messages import (
+    Checkpointed,
+    Decoded,
+    Denoised,
+    Encoded,
+    Previewed,
+    Stepped,
+    Work,
+    preview_steps,
+)
 from raydiance.serve.storage.job import Artifact, Job, artifact_prefix
 
 log = logging.getLogger("ray.serve")
@@ -148,11 +157,10 @@ class Walk:
 
     async def _decode(self, index: int, spec: Spec, latents: ObjectRef[Any]) -> Artifact:
         output, prefix = self._job.request.output, artifact_prefix(self._job.id)
-        decoded = await call(self._stages.vae_decoder, "decode", latents, spec, output, prefix, index)
+        decoded: Decoded = await call(self._stages.vae_decoder, "decode", latents, spec, output, prefix, index)
         for stage, seconds in decoded.timings.items():
             self._time(stage, seconds)
-        artifact: Artifact = decoded.artifact
-        return artifact
+        return decoded.artifact
 
     async def _progress(self, index: int, step: int, num_steps: int) -> None:
         self._done[index] = max(self._done[index], step / num_steps)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx
@@ -205,6 +206,13 @@ def test_health_readiness_models_and_docs(http: httpx.Client, client: openai.Ope
     assert [m.id for m in client.models.list().data] == ["tiny"]
     assert "/v1/jobs" in http.get("/openapi.json").json()["paths"]
     assert http.get("/docs").status_code == 200
+
+
+@pytest.mark.parametrize(("deployment", "loaded"), [("Gateway", False), ("Dispatcher", False), ("Denoiser", True)])
+def test_only_the_stages_load_torch(server: Server, http: httpx.Client, deployment: str, loaded: bool) -> None:
+    run(http)  # a whole job has gone through
+    for pid in server.pids(f"ServeReplica:raydiance:{deployment}"):
+        assert ("libtorch" in Path(f"/proc/{pid}/maps").read_text()) == loaded
 
 
 def test_content_by_range(http: httpx.Client) -> None:
