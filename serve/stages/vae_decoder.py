@@ -33,15 +33,11 @@ class VAEDecoder:
         folder = resolve.resolve(model.path, model.revision)
         self._family = registry.load(folder, "decode", model.id, device=device, dtype=model.vae_dtype)
         self._artifacts = ArtifactStore(config.storage.artifacts)
-        self._limits = config.limits
         self._device_thread = ThreadPoolExecutor(1, "vae")
 
     async def encode_images(self, spec: Spec, keys: Mapping[str, str]) -> Mapping[str, torch.Tensor]:
         """Stored images by role -> conditioning."""
-        images = {
-            role: imaging.open_image(await self._artifacts.get(key), self._limits, "inputs")
-            for role, key in keys.items()
-        }
+        images = {role: imaging.open_stored(await self._artifacts.get(key)) for role, key in keys.items()}
         fitted = {role: imaging.fit(image, spec.width, spec.height) for role, image in images.items()}
         tensors: Mapping[str, torch.Tensor] = await self._on_device(self._family.encode_images, spec, fitted)
         return tensors
