@@ -26,6 +26,7 @@ from raydiance.serve.errors import ConfigError, RaydianceError, Unavailable
 APP_NAME = "raydiance"
 OBJECT_STORE_BYTES = 512 << 20
 READY_TIMEOUT_S = 300.0
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OVERHEAD_CPUS = 1.0  # gateway, dispatchers, Serve's own
 # set before Ray starts, unless the user has set them otherwise
 ENVIRONMENT = {
@@ -114,39 +115,41 @@ def join_cluster(address: str | None) -> None:
     import ray
     from ray._private import ray_constants, services
 
+    wanted = address or os.environ.get("RAY_ADDRESS", "auto")
+    if wanted == "auto" and len(found := services.find_gcs_addresses()) == 1:
+        wanted = next(iter(found))
+    host, _, port = wanted.removeprefix("ray://").partition("/")[0].rpartition(":")
+    host = host.strip("[]")
+    if host and not _answers(host, port):  # Ray would try for a minute, and then end the process
+        raise Unavailable(f"no Ray cluster answers at {wanted}")
+    outer = services.get_node_ip_address()
+    if host in LOOPBACK and not wanted.startswith("ray://") and not _answers(outer, port):
+        ray_constants.ENABLE_RAY_CLUSTER = False
+        if "RAY_AUTH_MODE" not in os.environ:
+            _use_token()
     try:
-        wanted = address or os.environ.get("RAY_ADDRESS", "auto")
-        if wanted == "auto" and len(found := services.find_gcs_addresses()) == 1:
-            wanted = next(iter(found))
-        if _is_loopback_alone(wanted, services.get_node_ip_address()):
-            ray_constants.ENABLE_RAY_CLUSTER = False
-            if "RAY_AUTH_MODE" not in os.environ:
-                _use_token()
         ray.init(wanted, logging_level=logging.ERROR, log_to_driver=False)
-        logging.getLogger("ray.serve").setLevel(logging.WARNING)
     except (ConnectionError, ray.exceptions.RayError) as e:
         raise Unavailable(f"no Ray cluster at {address or 'this machine'}: {_reason(e)}") from e
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
 
 
 def _use_token() -> None:
     """As Ray does for a cluster that it finds by itself: the user's token, if there is one."""
-    from ray._raylet import AuthenticationTokenLoader
-    from ray._raylet import Config as RayConfig
+    import ray
 
-    if AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True):
+    raylet: Any = ray._raylet
+    if raylet.AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True):
         os.environ["RAY_AUTH_MODE"] = "token"
-        RayConfig.initialize("")
+        raylet.Config.initialize("")
 
 
-def _is_loopback_alone(address: str, outer: str) -> bool:
-    host, _, port = address.rpartition(":")
-    if host.strip("[]") not in ("127.0.0.1", "localhost", "::1") or not port.isdecimal():
-        return False
+def _answers(host: str, port: str) -> bool:
     try:
-        socket.create_connection((outer, int(port)), timeout=2).close()
-    except OSError:
-        return True
-    return False
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def check_model(model: ModelConfig) -> Path:
