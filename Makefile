@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: venv demo test test-slow check format bench drill clean
+.PHONY: venv demo test check format bench drill clean
 
 venv: $(STAMP)
 
@@ -21,12 +21,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/raydiance demo --output demo-out
 
-# what is marked slow or drill is left to `make test-slow` and `make drill`
+# what kills whole clusters is left to `make drill`, what measures to `make bench`
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not slow and not drill and not bench and not gpu" $(PYTEST_ARGS)
-
-test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m "slow" $(PYTEST_ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

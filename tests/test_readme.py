@@ -99,24 +99,13 @@ def test_links_lead_somewhere(name: str) -> None:
         assert (ROOT / name).parent.joinpath(target).exists(), target
 
 
-def options_table() -> str:
-    """Every option with its default, as docs/operations.md shows it."""
-    sections = {name: type(value) for name, value in Config() if isinstance(value, Section)}
-    rows = ["| option | default | |", "|---|---|---|"]
-    for section, model in {"models[]": ModelConfig, **sections}.items():
-        for name, field in model.model_fields.items():
-            default = json.dumps(field.default, default=lambda value: value.get_secret_value())
-            rows.append(f"| `{section}.{name}` | `{default}` | {field.description or ''} |")
-    return "\n".join(rows)
-
-
 def test_every_option_is_documented() -> None:
-    """`UPDATE_DOCS=1` writes the table."""
-    page = ROOT / "docs" / "operations.md"
-    begin, end = "<!-- options: begin -->\n", "\n<!-- options: end -->"
-    head, _, rest = page.read_text().partition(begin)
-    shown, _, tail = rest.partition(end)
-    if os.environ.get("UPDATE_DOCS"):
-        page.write_text(head + begin + options_table() + end + tail)
-    else:
-        assert shown == options_table(), "run UPDATE_DOCS=1 pytest tests/test_readme.py -k documented"
+    page = (ROOT / "docs" / "operations.md").read_text()
+    shown = re.findall(r"^\| `([\w\[\]]+\.\w+)` \| `(.*)` \| \S.* \|$", page, re.MULTILINE)
+    sections = {name: type(value) for name, value in Config() if isinstance(value, Section)}
+    options = [
+        (f"{section}.{name}", json.dumps(field.default))
+        for section, model in {"models[]": ModelConfig, **sections}.items()
+        for name, field in model.model_fields.items()
+    ]
+    assert shown == options
