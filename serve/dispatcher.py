@@ -8,7 +8,6 @@ their checkpoint; if the dispatcher dies, its successor starts what the table sa
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -20,9 +19,10 @@ from ray.serve.handle import DeploymentHandle
 from raydiance.models.card import ModelCard
 from raydiance.serve.chores import Chores
 from raydiance.serve.config import Config, ModelConfig
-from raydiance.serve.errors import Conflict, NotFound
+from raydiance.serve.errors import Conflict, NotFound, Unavailable
 from raydiance.serve.events import Event
 from raydiance.serve.feed import Feed
+from raydiance.serve.slots import Slots
 from raydiance.serve.stages.walk import Stages, Walk
 from raydiance.serve.storage.artifacts import ArtifactStore
 from raydiance.serve.storage.check import check_storage
@@ -32,6 +32,8 @@ from raydiance.serve.storage.jobs import JobStore
 log = logging.getLogger("ray.serve")
 FEED_LINGER_S = 30.0
 POLL_S = 10.0
+LOOK_S = 5.0
+MAX_ATTEMPTS = 5
 
 
 class Dispatcher:
@@ -52,7 +54,8 @@ class Dispatcher:
         self._artifacts = ArtifactStore(config.storage.artifacts)
         self._feeds: dict[str, Feed] = {}
         self._walks: dict[str, asyncio.Task[None]] = {}
-        self._slots = asyncio.Semaphore(config.denoiser.max_active * config.denoiser.num_replicas)
+        self._reasons: dict[str, str] = {}  # why a job has to be started again
+        self._slots = Slots(config.denoiser.max_active * config.denoiser.num_replicas)
         self._warm: asyncio.Future[ModelCard] = asyncio.get_running_loop().create_future()
         self._background = [asyncio.ensure_future(self._start())]
         if chores:
@@ -60,7 +63,7 @@ class Dispatcher:
             self._background.append(asyncio.ensure_future(chore.run()))
 
     async def _start(self) -> None:
-        """Warms the stages up, then takes up what an earlier cluster left unfinished."""
+        """Warms the stages up, then looks again and again for jobs that nobody walks."""
         while not self._warm.done():
             try:
                 card = ModelCard.from_dict(await self._stages.card())
@@ -69,12 +72,29 @@ class Dispatcher:
             except RayError as e:
                 log.warning("warm-up of '%s' is tried again: %s", self._model.id, e)
                 await asyncio.sleep(1)
-        for job in await asyncio.to_thread(self._jobs.unfinished, self._model.id):
-            if job.id in self._walks:
+        while True:
+            try:
+                await self._take_up()
+            except Unavailable as e:
+                log.warning("the jobs table is away, to be read again: %s", e)
+            await asyncio.sleep(LOOK_S)
+
+    async def _take_up(self) -> None:
+        """Begins every unfinished job that is not on its way here: left by a predecessor, or never told of.
+
+        One that was started MAX_ATTEMPTS times is failed: it takes its process down with it, or cannot be stored.
+        """
+        for listed in await asyncio.to_thread(self._jobs.unfinished, self._model.id):
+            job = None if listed.id in self._walks else await self._lookup(listed.id)
+            if job is None or job.state.is_final or job.id in self._walks:
+                continue
+            if job.attempt >= MAX_ATTEMPTS:
+                reason = self._reasons.pop(job.id, "the process that ran it died each time")
+                await self._fail(job.id, f"started {job.attempt} times and never finished: {reason}")
                 continue
             if job.state is JobState.IN_PROGRESS:
                 job = await asyncio.to_thread(self._jobs.requeue, job.id)
-            log.info("job %s goes on after a restart (attempt %d)", job.id, job.attempt + 1)
+                log.info("job %s is started again (attempt %d)", job.id, job.attempt + 1)
             self._begin(job)
 
     async def card(self) -> ModelCard | None:
@@ -91,7 +111,7 @@ class Dispatcher:
             return
         feed = self._feed(job)
         feed.publish("queued", {"progress": 0})
-        task = asyncio.ensure_future(self._walk(job.id, feed))
+        task = asyncio.ensure_future(self._walk(job.id, len(job.specs), feed))
         self._walks[job.id] = task
         task.add_done_callback(lambda _: self._end(job.id))
 
@@ -102,28 +122,38 @@ class Dispatcher:
         self._walks.pop(job_id, None)
         asyncio.get_running_loop().call_later(FEED_LINGER_S, self._feeds.pop, job_id, None)
 
-    async def _walk(self, job_id: str, feed: Feed) -> None:
-        """The whole life of one job; ends with a final event, always."""
+    async def _walk(self, job_id: str, num_samples: int, feed: Feed) -> None:
+        """The whole life of one job, to its final event."""
         try:
-            ended = await self._run(job_id, feed)
-        except asyncio.CancelledError:
-            ended = await self._lookup(job_id)
-        except Exception as e:
-            log.exception("job %s failed", job_id)
-            ended = await self._fail(job_id, e)
+            ended = await self._end_of(job_id, num_samples, feed)
+        except Unavailable as e:  # it is not final in the table, so the next look there takes it up again
+            log.warning("job %s: storage is away, to be taken up again: %s", job_id, e)
+            self._reasons[job_id] = str(getattr(e, "cause", None) or e)
+            return
+        self._reasons.pop(job_id, None)
         if ended is None:
             feed.publish("cancelled", {"id": job_id, "status": "cancelled"})  # deleted meanwhile
         elif ended.state is JobState.COMPLETED:
             feed.publish("completed", ended.public())
-        else:
+        elif ended.state.is_final:
             feed.publish("failed" if ended.state is JobState.FAILED else "cancelled", ended.public())
 
-    async def _run(self, job_id: str, feed: Feed) -> Job | None:
+    async def _end_of(self, job_id: str, num_samples: int, feed: Feed) -> Job | None:
+        """The ended job; None if it was deleted. Raises Unavailable when that could not be written."""
+        try:
+            return await self._run(job_id, num_samples, feed)
+        except asyncio.CancelledError:
+            return await self._lookup(job_id)
+        except Unavailable:
+            raise
+        except Exception as e:
+            log.exception("job %s failed", job_id)
+            cause = getattr(e, "cause", None) or e
+            return await self._fail(job_id, f"{type(cause).__name__}: {cause}")
+
+    async def _run(self, job_id: str, num_samples: int, feed: Feed) -> Job | None:
         waited_from = time.monotonic()
-        async with contextlib.AsyncExitStack() as slots:
-            job = await asyncio.to_thread(self._jobs.get, job_id)
-            for _ in job.specs[: self._config.denoiser.max_active]:
-                await slots.enter_async_context(self._slots)
+        async with self._slots.take(num_samples):
             try:
                 job = await asyncio.to_thread(self._jobs.start, job_id)
             except (Conflict, NotFound):
@@ -145,11 +175,9 @@ class Dispatcher:
             await self._artifacts.delete_prefix(artifact_prefix(job_id))
             return await self._lookup(job_id)
 
-    async def _fail(self, job_id: str, error: Exception) -> Job | None:
-        cause = getattr(error, "cause", None) or error
-        told = JobError(message=f"{type(cause).__name__}: {cause}"[:1000])
+    async def _fail(self, job_id: str, reason: str) -> Job | None:
         try:
-            return await asyncio.to_thread(self._jobs.fail, job_id, told)
+            return await asyncio.to_thread(self._jobs.fail, job_id, JobError(message=reason[:1000]))
         except (Conflict, NotFound):
             return await self._lookup(job_id)
 

@@ -1,0 +1,287 @@
+"""The dispatcher and its walks over the real stages, in one process: what fails, is away, or comes twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from ray.exceptions import RayActorError, RayTaskError
+
+from raydiance.models import registry
+from raydiance.serve import dispatcher as module
+from raydiance.serve.config import Config, ModelConfig, load_config
+from raydiance.serve.dispatcher import Dispatcher
+from raydiance.serve.errors import CheckpointRefused, Unavailable
+from raydiance.serve.events import Event
+from raydiance.serve.request import GenerationRequest, resolve
+from raydiance.serve.stages import walk
+from raydiance.serve.stages.denoiser import Denoiser
+from raydiance.serve.stages.messages import Checkpointed, StageEvent
+from raydiance.serve.stages.text_encoder import TextEncoder
+from raydiance.serve.stages.vae_decoder import VAEDecoder
+from raydiance.serve.storage.artifacts import ArtifactStore
+from raydiance.serve.storage.job import Job, JobState, new_job_id, now
+from raydiance.serve.storage.jobs import JobStore
+from tests.checkpoints import save_wan
+from tests.local_handles import LocalHandle
+
+TIMEOUT_S = 60
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    return ModelConfig(path=str(save_wan(tmp_path_factory.mktemp("wan"))), name="m")
+
+
+class House:
+    """Stages, stores and a dispatcher that can be started anew over them."""
+
+    def __init__(self, folder: Path, model: ModelConfig, **settings: Any) -> None:
+        self.config: Config = load_config(
+            {
+                "storage.database": f"sqlite:///{folder}/jobs.db",
+                "storage.artifacts": f"{folder}/artifacts",
+                "denoiser.num_threads": 1,
+                "denoiser.checkpoint_interval_s": 1e-9,
+                "denoiser.progress_interval_s": 0,
+                **settings,
+            }
+        )
+        self.model = model
+        self.jobs = JobStore(self.config.storage.database)
+        self.artifacts = ArtifactStore(self.config.storage.artifacts)
+        self.denoiser = Denoiser(model, self.config.denoiser, "cpu")
+        self.stages = {
+            "text_encoder": LocalHandle(TextEncoder(model, self.config.text_encoder, "cpu")),
+            "denoiser": LocalHandle(self.denoiser),
+            "vae_decoder": LocalHandle(VAEDecoder(model, self.config, "cpu")),
+        }
+        self.dispatchers: list[Dispatcher] = []
+
+    async def start(self) -> Dispatcher:
+        made = Dispatcher(self.config, self.model, 1, False, **self.stages)  # type: ignore[arg-type]
+        self.dispatchers.append(made)
+        async with asyncio.timeout(TIMEOUT_S):
+            while await made.card() is None:
+                await asyncio.sleep(0.01)
+        return made
+
+    def create(self, **request: Any) -> Job:
+        wanted = GenerationRequest(prompt="a red ball", **{"num_inference_steps": 4, "seed": 1, **request})
+        specs = resolve(wanted, registry.card(Path(self.model.path), "m"), seed=1)
+        values = [spec.to_dict() for spec in specs]
+        job = Job(id=new_job_id("video"), kind="video", model="m", request=wanted, specs=values, created_at=now())
+        return self.jobs.create(job)
+
+    async def ended(self, job: Job) -> Job:
+        async with asyncio.timeout(TIMEOUT_S):
+            while not (found := self.jobs.get(job.id)).state.is_final:
+                await asyncio.sleep(0.01)
+        return found
+
+    async def steps(self) -> int:
+        return int((await self.denoiser.stats())["steps"])
+
+    async def close(self) -> None:
+        for dispatcher in self.dispatchers:
+            tasks = [*dispatcher._background, *dispatcher._walks.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        self.denoiser._loop.stop()
+        self.jobs.close()
+
+
+@pytest.fixture
+async def build(
+    tmp_path: Path, model: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Callable[..., House]]:
+    torch.set_num_threads(1)
+    monkeypatch.setattr(ray, "put", lambda value: value)  # no cluster here: handed over as it is
+    monkeypatch.setattr(module, "LOOK_S", 0.05)
+    monkeypatch.setattr(walk, "RETRY_S", 0.01)
+    houses: list[House] = []
+
+    def make(**settings: Any) -> House:
+        houses.append(House(tmp_path, model, **settings))
+        return houses[-1]
+
+    yield make
+    for house in houses:
+        await house.close()
+
+
+async def events(dispatcher: Dispatcher, job: Job) -> list[Event]:
+    return [event async for batch in dispatcher.events(job.id, 0) for event in batch]
+
+
+async def test_a_job_walks_from_the_table_to_its_file(build: Callable[..., House]) -> None:
+    house = build()
+    dispatcher = await house.start()
+    job = house.create(previews=2)
+    await dispatcher.enqueue(job.id)
+    await dispatcher.enqueue(job.id)  # twice is once
+    seen = await events(dispatcher, job)
+    ended = await house.ended(job)
+    assert (ended.state, ended.attempt, ended.progress) == (JobState.COMPLETED, 1, 100)
+    assert [e.type for e in seen if e.type != "progress"] == ["queued", "started", "preview", "preview", "completed"]
+    assert len(await house.artifacts.get(ended.artifacts[0].key)) == ended.artifacts[0].size_bytes
+    assert {"encode_s", "denoise_s", "decode_s", "total_s"} <= set(ended.timings)
+
+
+async def test_jobs_run_first_come_first_served_within_the_slots(build: Callable[..., House]) -> None:
+    house = build(**{"denoiser.max_active": 2})
+    dispatcher = await house.start()
+    jobs = [house.create(n=n) for n in (2, 3, 1, 2)]
+    for job in jobs:
+        await dispatcher.enqueue(job.id)
+    ended = [await house.ended(job) for job in jobs]
+    starts = [job.started_at for job in ended]
+    assert starts == sorted(starts)  # type: ignore[type-var]
+    assert [len(job.artifacts) for job in ended] == [2, 3, 1, 2]
+
+
+async def test_cancelling_a_running_and_a_waiting_job(build: Callable[..., House]) -> None:
+    house = build(**{"denoiser.max_active": 1})
+    dispatcher = await house.start()
+    running, waiting, last = house.create(num_inference_steps=200), house.create(), house.create()
+    for job in (running, waiting, last):
+        await dispatcher.enqueue(job.id)
+    while house.jobs.get(running.id).progress == 0:
+        await asyncio.sleep(0.01)
+    for job in (waiting, running):
+        house.jobs.cancel(job.id)
+        await dispatcher.cancel(job.id)
+    assert (await house.ended(last)).state is JobState.COMPLETED
+    assert (await events(dispatcher, running))[-1].type == "cancelled"
+    assert await house.steps() < 150
+
+
+async def test_a_job_that_nobody_told_of_and_one_that_a_dead_dispatcher_ran(build: Callable[..., House]) -> None:
+    house = build()
+    untold, orphan = house.create(), house.create()
+    house.jobs.start(orphan.id)
+    await house.start()
+    assert (await house.ended(untold)).attempt == 1
+    assert (await house.ended(orphan)).attempt == 2
+
+
+async def test_a_table_that_is_away_when_the_job_ends(
+    build: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = build()
+    dispatcher = await house.start()
+    complete, calls = dispatcher._jobs.complete, 0
+
+    def flaky(*args: Any, **kwargs: Any) -> Job:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise Unavailable("the database does not answer")
+        return complete(*args, **kwargs)
+
+    monkeypatch.setattr(dispatcher._jobs, "complete", flaky)
+    job = house.create()
+    await dispatcher.enqueue(job.id)
+    ended = await house.ended(job)
+    assert (ended.state, ended.attempt) == (JobState.COMPLETED, 2)
+
+
+async def test_a_job_that_never_finishes_is_failed_with_its_reason(
+    build: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = build()
+    dispatcher = await house.start()
+
+    def full(*_: Any, **__: Any) -> Job:
+        raise Unavailable("no space is left")
+
+    monkeypatch.setattr(dispatcher._jobs, "complete", full)
+    job = house.create()
+    await dispatcher.enqueue(job.id)
+    ended = await house.ended(job)
+    assert (ended.state, ended.attempt) == (JobState.FAILED, module.MAX_ATTEMPTS)
+    assert ended.error is not None
+    assert "no space is left" in ended.error.message
+
+
+class Dying:
+    """A denoiser whose replica dies `deaths` times, each time after its third checkpoint."""
+
+    def __init__(self, denoiser: Denoiser, deaths: int, spoil: bool = False) -> None:
+        self._denoiser = denoiser
+        self._deaths = deaths
+        self._spoil = spoil
+
+    async def card(self) -> dict[str, Any]:
+        return await self._denoiser.card()
+
+    async def generate(self, work: Any, encoded: Any, image: Any) -> AsyncIterator[StageEvent]:
+        try:
+            async for event in self._generate(work, encoded, image):
+                yield event
+        except CheckpointRefused as e:  # as Ray brings it to the caller
+            raise RayTaskError("generate", "", e).as_instanceof_cause() from e
+
+    async def _generate(self, work: Any, encoded: Any, image: Any) -> AsyncIterator[StageEvent]:
+        kept = 0
+        async for event in self._denoiser.generate(work, encoded, image):
+            if isinstance(event, Checkpointed):
+                kept += 1
+                if self._spoil:
+                    event = Checkpointed(event.step, event.data[:-1])
+            yield event
+            if kept == 3 and self._deaths and not work.id.startswith("warm-up"):
+                self._deaths -= 1
+                raise RayActorError
+
+
+async def test_a_replica_that_dies_costs_the_steps_since_its_last_checkpoint(build: Callable[..., House]) -> None:
+    house = build()
+    house.stages["denoiser"] = LocalHandle(Dying(house.denoiser, deaths=2))
+    dispatcher = await house.start()
+    before, job = await house.steps(), house.create(num_inference_steps=12)
+    await dispatcher.enqueue(job.id)
+    ended = await house.ended(job)
+    assert (ended.state, ended.attempt) == (JobState.COMPLETED, 1)
+    assert await house.steps() - before <= 12 + 2 * 9  # what the loop ran ahead of the death, never from the start
+    undisturbed = house.create(num_inference_steps=12)
+    await dispatcher.enqueue(undisturbed.id)
+    files = [await house.artifacts.get((await house.ended(j)).artifacts[0].key) for j in (job, undisturbed)]
+    assert files[0] == files[1]
+
+
+async def test_a_checkpoint_that_does_not_fit_starts_anew(build: Callable[..., House]) -> None:
+    house = build()
+    house.stages["denoiser"] = LocalHandle(Dying(house.denoiser, deaths=1, spoil=True))
+    dispatcher = await house.start()
+    job = house.create(num_inference_steps=12)
+    await dispatcher.enqueue(job.id)
+    ended = await house.ended(job)
+    assert (ended.state, ended.attempt) == (JobState.COMPLETED, 1)
+
+
+async def test_a_sample_that_kills_every_replica_is_failed(build: Callable[..., House]) -> None:
+    house = build()
+    house.stages["denoiser"] = LocalHandle(Dying(house.denoiser, deaths=99))
+    dispatcher = await house.start()
+    job = house.create(num_inference_steps=60)
+    await dispatcher.enqueue(job.id)
+    ended = await house.ended(job)
+    assert ended.state is JobState.FAILED
+    assert "lost its replica 4 times" in str(ended.error)
+
+
+async def test_progress_never_goes_back(build: Callable[..., House]) -> None:
+    house = build()
+    house.stages["denoiser"] = LocalHandle(Dying(house.denoiser, deaths=2))
+    dispatcher = await house.start()
+    job = house.create(num_inference_steps=12, n=2)
+    await dispatcher.enqueue(job.id)
+    told = [e.data["progress"] for e in await events(dispatcher, job) if e.type == "progress"]
+    assert told == sorted(told)
