@@ -11,6 +11,8 @@ import pytest
 import ray
 import torch
 from ray.exceptions import RayActorError, RayTaskError
+from tests.checkpoints import save_wan
+from tests.local_handles import LocalHandle
 
 from raydiance.models import registry
 from raydiance.serve import dispatcher as module
@@ -27,8 +29,6 @@ from raydiance.serve.stages.vae_decoder import VAEDecoder
 from raydiance.serve.storage.artifacts import ArtifactStore
 from raydiance.serve.storage.job import Job, JobState, new_job_id, now
 from raydiance.serve.storage.jobs import JobStore
-from tests.checkpoints import save_wan
-from tests.local_handles import LocalHandle
 
 TIMEOUT_S = 60
 

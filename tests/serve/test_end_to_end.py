@@ -201,6 +201,21 @@ def test_cancel_stops_the_denoiser(http: httpx.Client) -> None:
     assert http.get(f"/v1/jobs/{job['id']}/content").status_code == 404
 
 
+def test_a_caller_that_goes_away_takes_its_work_along(http: httpx.Client) -> None:
+    body = {"prompt": PROMPT, "size": "256x256", "num_inference_steps": 200, "user": "gone"}
+    with pytest.raises(httpx.ReadTimeout):
+        http.post("/v1/images/generations", json=body, timeout=1.5)
+    newest = http.get("/v1/jobs", params={"limit": 1}).json()["data"][0]
+    assert newest["parameters"]["height"] == 256
+    assert events_of(http, newest["id"])[-1][1] == "cancelled"
+
+
+def test_every_answer_names_its_request_once(http: httpx.Client) -> None:
+    answer = http.get("/healthz", headers={"x-request-id": "mine"})
+    assert answer.headers.get_list("x-request-id") == ["mine"]
+    assert len(http.get("/v1/jobs/none").headers.get_list("x-request-id")) == 1
+
+
 def test_health_readiness_models_and_docs(http: httpx.Client, client: openai.OpenAI) -> None:
     assert http.get("/healthz").status_code == http.get("/readyz").status_code == 200
     assert [m.id for m in client.models.list().data] == ["tiny"]
