@@ -6,10 +6,13 @@ Bound to loopback, without a dashboard, and gone when the context ends.
 from __future__ import annotations
 
 import contextlib
+import importlib
+import itertools
 import logging
 import math
 import os
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -80,6 +83,8 @@ def start_local(
 
     if ray.is_initialized():
         raise RaydianceError("this process is connected to a Ray cluster already; call ray.shutdown() first")
+    imports = threading.Thread(target=_import_application, daemon=True)
+    imports.start()  # while Ray starts its daemons, and this process only waits
     try:
         on_phase("starting Ray")
         context: Any = ray.init(
@@ -91,11 +96,10 @@ def start_local(
             log_to_driver=False,
         )
         on_phase("loading " + ", ".join(m.id for m in config.models))
-        logs = Path(context.address_info["session_dir"], "logs", "serve")
-        _run(config, logs)
-        on_phase("warming up")
+        imports.join()
+        _run(config)
         url = _url(config)
-        _wait_ready(url, ready_timeout_s, logs)
+        _wait_ready(url, ready_timeout_s, Path(context.address_info["session_dir"], "logs", "serve"))
         yield LocalServer(url, str(context.address_info["gcs_address"]), config, time.monotonic() - began)
     finally:
         _stop()
@@ -162,7 +166,13 @@ def check_model(model: ModelConfig) -> Path:
     return folder
 
 
-def _run(config: Config, logs: Path) -> None:
+def _import_application() -> None:
+    for name in ("app", "stages.text_encoder", "stages.denoiser", "stages.vae_decoder"):
+        importlib.import_module(f"raydiance.serve.{name}")
+
+
+def _run(config: Config) -> None:
+    """Starts the application and does not wait: who polls finds out sooner than Serve, which looks once a second."""
     from ray import serve
     from ray.serve.schema import LoggingConfig
 
@@ -174,21 +184,33 @@ def _run(config: Config, logs: Path) -> None:
         http_options={"host": config.http.host, "port": config.http.port},
         logging_config=LoggingConfig(log_level="WARNING"),
     )
-    try:
-        serve.run(build_app(config), name=APP_NAME, route_prefix="/", logging_config=LoggingConfig(log_level="INFO"))
-    except RuntimeError as e:
-        raise Unavailable(f"the application did not start: {_reason(e)}; logs are in {logs}") from e
+    target = serve.RunTarget(build_app(config), APP_NAME, "/", LoggingConfig(log_level="INFO"))
+    serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 
 
 def _wait_ready(url: str, timeout_s: float, logs: Path) -> None:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy reaches this machine's loopback
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
+    for attempt in itertools.count(1):
         with contextlib.suppress(urllib.error.URLError, OSError), opener.open(f"{url}/readyz", timeout=5) as response:
             if response.status == 200:
                 return
+        if attempt % 10 == 0 and (failure := _failure()) is not None:
+            raise Unavailable(f"the application did not start: {failure}; logs are in {logs}")
+        if time.monotonic() > deadline:
+            raise Unavailable(f"not ready after {timeout_s:g} s; logs are in {logs}")
         time.sleep(0.1)
-    raise Unavailable(f"not ready after {timeout_s:g} s; logs are in {logs}")
+
+
+def _failure() -> str | None:
+    """Why Serve gave the application up, if it has."""
+    from ray import serve
+
+    application = serve.status().applications.get(APP_NAME)
+    if application is None or application.status != "DEPLOY_FAILED":
+        return None
+    unhealthy = [f"{name}: {d.message}" for name, d in application.deployments.items() if d.status != "HEALTHY"]
+    return _reason(next(iter(unhealthy), application.message))
 
 
 def _stop() -> None:
@@ -228,7 +250,7 @@ def _url(config: Config) -> str:
     return f"http://[{host}]:{config.http.port}" if ":" in host else f"http://{host}:{config.http.port}"
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: object) -> str:
     """The last line that says something of a long message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
