@@ -11,6 +11,8 @@ import argparse
 import json
 import time
 from collections.abc import Iterable
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -122,7 +124,15 @@ def image_to_video(pipe: WanPipeline, count: int, seed: int) -> tuple[dict[str, 
 
 def evaluate(pipe: WanPipeline, count: int, seed: int) -> tuple[dict[str, object], list[tuple[Prompt, world.Clip]]]:
     """All figures over `count` prompts, a third to each split, and the clips they were read from."""
-    figures: dict[str, object] = {"prompts": count, "prompt_seed": seed}
+    figures: dict[str, object] = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "versions": {name: version(name) for name in ("diffusers", "torch", "transformers")},
+        "prompts": count,
+        "prompt_seed": seed,
+        "num_inference_steps": export.NUM_INFERENCE_STEPS,
+        "guidance_scale": export.GUIDANCE_SCALE,
+        "threads": torch.get_num_threads(),
+    }
     shown: list[tuple[Prompt, world.Clip]] = []
     for offset, split in enumerate(splits()):
         prompts = draw_prompts(split, count // 3, seed + offset)
@@ -131,7 +141,9 @@ def evaluate(pipe: WanPipeline, count: int, seed: int) -> tuple[dict[str, object
         shown += zip(prompts, np.concatenate(clips), strict=True)
         figures[split.name] = score(prompts, np.concatenate(clips))
     figures["every held-out prompt"] = score([prompt for prompt, _ in shown], [clip for _, clip in shown])
-    stills = draw_prompts(Split("text to image", world.held_out_specs(), world.IMAGE_TEMPLATES), count // 4, seed + 5)
+    stills = draw_prompts(
+        Split("text to image", world.held_out_specs(), world.IMAGE_TEMPLATES), max(1, count // 4), seed + 5
+    )
     images = [generate(pipe, stills[i : i + BATCH], num_frames=1) for i in range(0, len(stills), BATCH)]
     figures["text to image"] = score(stills, np.concatenate(images), still_image=True)
     figures["image to video"], figures["first_frame_psnr_db"] = image_to_video(pipe, max(1, count // 10), seed + 7)
@@ -145,7 +157,7 @@ def table(figures: dict[str, object]) -> str:
     """The figures as a markdown table, one row a split."""
     lines = ["| prompts | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
     for name, row in figures.items():
-        if isinstance(row, dict):
+        if isinstance(row, dict) and "all" in row:
             cells = ["" if (name, c) == ("text to image", "motion") else f"{row[c]:.1%}" for c in COLUMNS]
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -172,15 +184,19 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=240, help="prompts in all, a third to each split")
     parser.add_argument("--seed", type=int, default=1000, help="of the prompts and of their noise")
     parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument(
+        "--training", type=Path, help="what the training left in training.json, to put in --json's file"
+    )
     parser.add_argument("--sheet", type=Path, help="write a contact sheet of 40 clips here (PNG)")
     args = parser.parse_args()
     if args.prompts < 3:
         parser.error(f"--prompts {args.prompts}: at least 3, one for each split")
+    training = {"training": json.loads(args.training.read_text())} if args.training else {}
     figures, shown = evaluate(export.load(args.checkpoint), args.prompts, args.seed)
     print(table(figures))
     print(f"\nfirst frame kept: {figures['first_frame_psnr_db']:.1f} dB, {figures['seconds_per_clip']:.2f} s a clip")
     if args.json:
-        args.json.write_text(json.dumps(figures, indent=2) + "\n")
+        args.json.write_text(json.dumps(training | figures, indent=2) + "\n")
     if args.sheet:
         contact_sheet(shown[:: max(1, len(shown) // 40)][:40], args.sheet)
 

@@ -18,7 +18,7 @@ from raydiance.models.tiny.tokenizer import MAX_SEQUENCE_LENGTH
 FLOW_SHIFT = 2.0
 FPS = 8
 NUM_INFERENCE_STEPS = 20
-GUIDANCE_SCALE = 4.0
+GUIDANCE_SCALE = 2.0
 
 
 def pipeline(

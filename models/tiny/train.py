@@ -150,6 +150,15 @@ class Trainer:
         if self.team.rank == 0:
             self.save()
             self.export()
+            record = {
+                "seed": self.options.seed,
+                "steps": self.step,
+                "seconds": round(self.elapsed_s),
+                "workers": self.team.size,
+                "clips": len(self.clips),
+                "parameters": sum(param.numel() for param in self.transformer.parameters()),
+            }
+            (self.options.work / "training.json").write_text(json.dumps(record, indent=2) + "\n")
         self.team.wait()
         self.clock = time.monotonic()  # exporting is not training time
 

@@ -1,4 +1,4 @@
-"""The shipped checkpoint, loaded once; warnings of third parties that these tests cannot act on."""
+"""The shipped checkpoint, loaded once."""
 
 import pytest
 from diffusers import WanPipeline

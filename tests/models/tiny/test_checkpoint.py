@@ -8,7 +8,7 @@ import torch
 from diffusers import WanImageToVideoPipeline, WanPipeline
 from PIL import Image
 
-from raydiance.models.tiny import CHECKPOINT, evaluate, reader, world
+from raydiance.models.tiny import CHECKPOINT, evaluate, export, reader, world
 from raydiance.models.tiny.tokenizer import MAX_SEQUENCE_LENGTH
 
 MAX_BYTES = 15_000_000
@@ -87,7 +87,7 @@ def test_first_frame_is_kept() -> None:
         width=world.SIZE_PX,
         num_frames=world.NUM_FRAMES,
         num_inference_steps=20,
-        guidance_scale=4.0,
+        guidance_scale=export.GUIDANCE_SCALE,
         generator=torch.Generator().manual_seed(0),
         max_sequence_length=MAX_SEQUENCE_LENGTH,
         output_type="np",
