@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from PIL import Image
 from tests.servers import Server, free_port
@@ -297,7 +298,7 @@ def test_delete_stops_a_running_job(server: Server, long_job: subprocess.Popen[s
 
 def test_generate_without_a_server_starts_and_stops_one(tmp_path: Path) -> None:
     home = {"RAYDIANCE_DATA": str(tmp_path / "unused")}
-    process = start("generate", PROMPT, "-o", "a.png", "--steps", "2", cwd=tmp_path, RAYDIANCE_PROBE="1", **home)
+    process = start("generate", PROMPT, "-o", "a.png", "--steps", "2", cwd=tmp_path, **home)
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     assert out.split() == ["a.png"]
@@ -305,20 +306,41 @@ def test_generate_without_a_server_starts_and_stops_one(tmp_path: Path) -> None:
     assert not (tmp_path / "unused").exists()
 
 
-def test_serve_stops_on_sigterm_and_listens_on_loopback_alone(tmp_path: Path) -> None:
+def test_serve_stops_on_sigterm(tmp_path: Path) -> None:
     port = free_port()
     process = start("serve", "--port", str(port), RAYDIANCE_DATA=str(tmp_path / "data"))
     try:
         assert process.stdout is not None
-        greeting = process.stdout.readline()
+        greeting = ""
+        while "Ctrl-C" not in greeting:
+            line = process.stdout.readline()
+            assert line, process.stderr and process.stderr.read()
+            greeting += line
         assert f"http://127.0.0.1:{port}" in greeting
+        assert "curl" in greeting
         assert (tmp_path / "data" / "jobs.db").exists()
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 0, err
-    assert "curl" in out
     assert "stopped" in err
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"http://127.0.0.1:{port}/healthz")
+
+
+def test_a_local_cluster_listens_on_loopback_alone(server: Server) -> None:
+    """But for one port of each Serve replica, which asks for Ray's token."""
+    pids = {name: set(server.pids(name)) for name in ("", "ServeReplica")}
+    exposed = {pid for pid in pids[""] - pids["ServeReplica"] for _ in _exposed_ports(pid)}
+    assert not exposed, [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in exposed]
+    assert all(len(_exposed_ports(pid)) <= 1 for pid in pids["ServeReplica"])
+
+
+def _exposed_ports(pid: int) -> list[int]:
+    """Ports that a process listens on at an address other than loopback."""
+    return [
+        c.laddr.port
+        for c in psutil.Process(pid).net_connections("tcp")
+        if c.status == psutil.CONN_LISTEN and not c.laddr.ip.removeprefix("::ffff:").startswith("127.")
+    ]
