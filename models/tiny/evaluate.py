@@ -178,7 +178,7 @@ def contact_sheet(shown: list[tuple[Prompt, world.Clip]], path: Path, scale: int
     sheet.save(path)
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT, help="diffusers folder, default the shipped one")
     parser.add_argument("--prompts", type=int, default=240, help="prompts in all, a third to each split")
@@ -188,7 +188,7 @@ def main() -> None:
         "--training", type=Path, help="what the training left in training.json, to put in --json's file"
     )
     parser.add_argument("--sheet", type=Path, help="write a contact sheet of 40 clips here (PNG)")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.prompts < 3:
         parser.error(f"--prompts {args.prompts}: at least 3, one for each split")
     training = {"training": json.loads(args.training.read_text())} if args.training else {}

@@ -1,6 +1,7 @@
 """The shipped checkpoint: its files, its pipelines, and whether it has learnt anything."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -97,6 +98,26 @@ def test_first_frame_is_kept() -> None:
     assert 10 * np.log10(255**2 / error) >= 25
     reading = reader.read(clip)
     assert (reading.colour, reading.background, reading.motion) == ("red", "white", "right")
+
+
+def test_evaluation_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    training = tmp_path / "training.json"
+    training.write_text('{"seed": 0}')
+    out = tmp_path / "figures.json"
+    sheet = tmp_path / "sheet.png"
+    evaluate.main(["--prompts", "3", "--json", str(out), "--sheet", str(sheet), "--training", str(training)])
+    figures = json.loads(out.read_text())
+    assert figures["training"] == {"seed": 0}
+    assert set(figures["every held-out prompt"]) == {*evaluate.COLUMNS, "iou"}
+    assert "| both held out |" in capsys.readouterr().out
+    with Image.open(sheet) as image:
+        assert image.width > image.height
+
+
+@pytest.mark.parametrize("prompts", [0, 2])
+def test_evaluation_refuses_too_few_prompts(prompts: int) -> None:
+    with pytest.raises(SystemExit):
+        evaluate.main(["--prompts", str(prompts)])
 
 
 @pytest.mark.parametrize(("size", "num_frames"), [(64, 9), (96, 17), (256, 5)])
