@@ -1,6 +1,7 @@
 """Training from end to end in seconds, and its parts against plain references."""
 
 import copy
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,32 +13,34 @@ from raydiance.models.tiny import dit, evaluate, export, latents, optim, tokeniz
 from raydiance.models.tiny.team import Team
 
 
+def run(out: Path, *args: str) -> dict[str, float]:
+    """Train for next to no time; what the run says of itself."""
+    train.main(["--out", str(out), "--vae-seconds", "0.2", "--clips", "40", "--probe", "2", *args])
+    record: dict[str, float] = json.loads((out.with_name(out.name + "-work") / "training.json").read_text())
+    return record
+
+
 def test_every_stage_runs_and_resumes(tmp_path: Path) -> None:
     out = tmp_path / "checkpoint"
-    args = [
-        "--out",
-        str(out),
-        "--vae-seconds",
-        "0.5",
-        "--clips",
-        "40",
-        "--export-every",
-        "1000",
-        "--probe",
-        "2",
-        "--decoder-seconds",
-        "0.5",
-    ]
-    train.main([*args, "--seconds", "0.5", "--workers", "2"])
+    encoder = tmp_path / "checkpoint-work/vae/diffusion_pytorch_model.safetensors"
+    first = run(out, "--seconds", "0.2", "--decoder-seconds", "0.2", "--workers", "1")
     pipe = export.load(out)
     assert np.isfinite(pipe.vae.config.latents_std).all()
     prompts = evaluate.draw_prompts(evaluate.splits()[0], 2, seed=0)
     assert evaluate.generate(pipe, prompts, num_inference_steps=2).shape == (2, 9, 32, 32, 3)
-    vae_before = (tmp_path / "checkpoint-work/vae/diffusion_pytorch_model.safetensors").read_bytes()
-    train.main([*args, "--seconds", "1.0", "--workers", "1", "--resume"])
-    assert (tmp_path / "checkpoint-work/vae/diffusion_pytorch_model.safetensors").read_bytes() == vae_before
+    trained = encoder.read_bytes()
+    longer = str(first["seconds"] + 1.0)
+    second = run(out, "--seconds", longer, "--decoder-seconds", "0", "--workers", "1", "--resume")
+    assert second["steps"] > first["steps"]
+    assert encoder.read_bytes() == trained
     before, after = pipe.transformer.state_dict(), export.load(out).transformer.state_dict()
     assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_two_processes_train_together(tmp_path: Path) -> None:
+    record = run(tmp_path / "checkpoint", "--seconds", "0.2", "--decoder-seconds", "0", "--workers", "2")
+    assert record["workers"] == 2
+    assert record["steps"] >= 1
 
 
 def test_resuming_restores_everything(tmp_path: Path) -> None:
