@@ -162,22 +162,30 @@ class Wan(Family):
 
     @torch.no_grad()
     def predict(self, rows: Sequence[Row]) -> list[torch.Tensor]:
-        """One forward: every row with its prompt, then the guided ones with their negative prompt."""
-        guided = [i for i, row in enumerate(rows) if self.card.uses_negative(row.spec)]
-        batch = [*range(len(rows)), *guided]
+        """Two forwards: every row with its prompt, then the guided ones with their negative prompt.
+
+        Not one of both: a row's rounding depends on how many rows it is batched with, UniPC amplifies it, and so the
+        latents of a request on its own would leave diffusers' own by more than 1e-5.
+        """
         inputs = [self._input(row) for row in rows]
-        embeds = [row.conditioning["prompt_embeds"] for row in rows]
-        embeds += [rows[i].conditioning["negative_prompt_embeds"] for i in guided]
-        outputs = self.pipeline.transformer(
-            hidden_states=torch.stack([inputs[i][0] for i in batch]).to(self.dtype),
-            timestep=torch.stack([inputs[i][1] for i in batch]),
-            encoder_hidden_states=torch.stack(embeds).to(self.device, self.dtype),
+        guided = [i for i, row in enumerate(rows) if self.card.uses_negative(row.spec)]
+        predictions = self._forward(inputs, [row.conditioning["prompt_embeds"] for row in rows])
+        if guided:
+            embeds = [rows[i].conditioning["negative_prompt_embeds"] for i in guided]
+            for i, unconditional in zip(guided, self._forward([inputs[i] for i in guided], embeds), strict=True):
+                predictions[i] = unconditional + rows[i].spec.guidance_scale * (predictions[i] - unconditional)
+        return [prediction.float() for prediction in predictions]
+
+    def _forward(
+        self, inputs: Sequence[tuple[torch.Tensor, torch.Tensor]], embeds: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        outputs: torch.Tensor = self.pipeline.transformer(
+            hidden_states=torch.stack([latents for latents, _ in inputs]).to(self.dtype),
+            timestep=torch.stack([timestep for _, timestep in inputs]),
+            encoder_hidden_states=torch.stack(list(embeds)).to(self.device, self.dtype),
             return_dict=False,
         )[0]
-        predictions = list(outputs[: len(rows)])
-        for i, unconditional in zip(guided, outputs[len(rows) :], strict=True):
-            predictions[i] = unconditional + rows[i].spec.guidance_scale * (predictions[i] - unconditional)
-        return [prediction.float() for prediction in predictions]
+        return list(outputs)
 
     def finish(self, spec: Spec, conditioning: Tensors, latents: torch.Tensor) -> torch.Tensor:
         """Puts a given first frame back."""

@@ -59,7 +59,11 @@ class Server:
         ours = [sys.executable, "-c", start, "serve", "tiny", "--port", str(self.port), *sets]
         self._output = self.log.open("ab")
         self.process = subprocess.Popen(
-            [*command] or ours, stdout=self._output, stderr=subprocess.STDOUT, start_new_session=True, env=os.environ.copy()
+            [*command] or ours,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=os.environ.copy(),
         )
 
     def wait_ready(self) -> Server:

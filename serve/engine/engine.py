@@ -47,9 +47,8 @@ class Engine:
 
     def plan_item(self, trajectory: Trajectory) -> PlanItem:
         """What `plan` needs to know of it."""
-        spec, card = trajectory.spec, self.family.card
-        rows = 2 if card.uses_negative(spec) else 1
-        tokens = rows * card.num_tokens(spec.height, spec.width, spec.num_frames)
+        spec = trajectory.spec
+        tokens = self.family.card.num_tokens(spec.height, spec.width, spec.num_frames)
         return PlanItem(self.family.batch_key(spec, trajectory.fixed.conditioning), tokens)
 
     def step(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-import ray
 import torch
 
 from raydiance.models import registry, resolve
@@ -18,6 +17,7 @@ from raydiance.serve.engine.loop import DenoisingLoop, Update
 from raydiance.serve.engine.pack import PackError, pack, unpack
 from raydiance.serve.engine.trajectory import Fixed, Trajectory
 from raydiance.serve.errors import CheckpointRefused
+from raydiance.serve.stages import refs
 from raydiance.serve.stages.messages import Checkpointed, Denoised, Previewed, StageEvent, Stepped, Work
 
 Tensors = Mapping[str, torch.Tensor]
@@ -80,10 +80,10 @@ class Denoiser:
                     raise update.error
                 value, at = update.trajectory, time.monotonic()
                 if value.is_done:
-                    yield Denoised(ray.put(self._engine.finish(value)), at - started)
+                    yield Denoised(refs.put(self._engine.finish(value)), at - started)
                     return
                 if value.step_index in previews:
-                    yield Previewed(previews[value.step_index], ray.put(self._engine.preview(value)))
+                    yield Previewed(previews[value.step_index], refs.put(self._engine.preview(value)))
                 if at - saved >= self._config.checkpoint_interval_s:
                     saved = at
                     yield Checkpointed(value.step_index, pack(value, with_fixed=False))

@@ -8,11 +8,11 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
-import ray
 import torch
 
 from raydiance.models import registry, resolve
 from raydiance.serve.config import ModelConfig, TextEncoderConfig
+from raydiance.serve.stages import refs
 from raydiance.serve.stages.batcher import Batcher
 from raydiance.serve.stages.messages import Encoded
 
@@ -38,7 +38,7 @@ class TextEncoder:
         """Embeddings without a batch axis, one mapping per text."""
         started = time.monotonic()
         embeddings = list(await asyncio.gather(*[self._encode_one(text) for text in texts]))
-        return Encoded(ray.put(embeddings), time.monotonic() - started)
+        return Encoded(refs.put(embeddings), time.monotonic() - started)
 
     async def _encode_one(self, text: str) -> Tensors:
         key = (self._model, text)

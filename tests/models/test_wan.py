@@ -114,10 +114,11 @@ def test_an_attention_from_outside_is_used_in_every_block(task):
         studio.denoiser.set_attention(None)
     num_tokens, blocks = studio.denoiser.card.num_tokens(32, 48, 5), 2
     block = [(num_tokens, num_tokens), (num_tokens, MAX_SEQUENCE_LENGTH)]  # self-, then cross-attention
-    assert calls == block * blocks * spec.num_inference_steps
+    forwards = 2 * spec.num_inference_steps  # with the prompt, and with the negative prompt
+    assert calls == block * blocks * forwards
     assert (latents - expected).abs().max() <= 1e-4
     assert torch.equal(studio.latents(spec), expected)
-    assert len(calls) == len(block) * blocks * spec.num_inference_steps  # no longer used
+    assert len(calls) == len(block) * blocks * forwards  # no longer used
 
 
 def test_an_attention_from_outside_is_what_counts():

@@ -11,11 +11,11 @@ import httpx
 import pytest
 import yaml
 from ray.serve import Application
+from tests.servers import Server, free_port
 
 from raydiance.serve.app import build_app
 from raydiance.serve.config import Config
 from raydiance.serve.errors import ConfigError
-from tests.servers import Server, free_port
 
 SERVE = str(Path(sys.executable).with_name("serve"))
 
@@ -26,7 +26,7 @@ def test_every_form_of_arguments_gives_an_application(args: Any) -> None:
 
 
 def test_arguments_are_checked_before_anything_starts() -> None:
-    with pytest.raises(ConfigError, match="denoiser.threads"):
+    with pytest.raises(ConfigError, match=r"denoiser\.threads"):
         build_app({"denoiser.threads": "2"})
 
 

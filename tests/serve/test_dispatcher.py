@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 import torch
 from ray.exceptions import RayActorError, RayTaskError
 from tests.checkpoints import save_wan
@@ -21,7 +20,7 @@ from raydiance.serve.dispatcher import Dispatcher
 from raydiance.serve.errors import CheckpointRefused, Unavailable
 from raydiance.serve.events import Event
 from raydiance.serve.request import GenerationRequest, resolve
-from raydiance.serve.stages import walk
+from raydiance.serve.stages import refs, walk
 from raydiance.serve.stages.denoiser import Denoiser
 from raydiance.serve.stages.messages import Checkpointed, StageEvent
 from raydiance.serve.stages.text_encoder import TextEncoder
@@ -102,7 +101,7 @@ async def build(
     tmp_path: Path, model: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Callable[..., House]]:
     torch.set_num_threads(1)
-    monkeypatch.setattr(ray, "put", lambda value: value)  # no cluster here: handed over as it is
+    monkeypatch.setattr(refs, "put", lambda value: value)  # no cluster here: handed over as it is
     monkeypatch.setattr(module, "LOOK_S", 0.05)
     monkeypatch.setattr(walk, "RETRY_S", 0.01)
     houses: list[House] = []

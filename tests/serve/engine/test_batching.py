@@ -11,6 +11,7 @@ from tests.studio import RANDOM, TRAINED, make_spec, studio_of
 from raydiance.serve.engine.engine import Engine
 
 LATENTS, PIXELS = 1e-5, 1e-4
+TRAINED_LATENTS = 1e-4  # rounding depends on the batch size; trained weights under high guidance amplify it
 FOUR = [
     make_spec(num_inference_steps=8),
     make_spec(prompt="the blue square", guidance_scale=1.0, num_inference_steps=5, seed=1),
@@ -50,12 +51,13 @@ def test_four_that_join_at_different_times_get_what_they_get_alone(name):
             finished |= {i: t for i, t in active.items() if t.is_done}
             active = {i: t for i, t in active.items() if not t.is_done}
             ticks += 1
-    assert engine.num_forwards == ticks == len(counter.rows)
+    assert engine.num_forwards == ticks
     assert engine.num_rows == sum(spec.num_inference_steps for spec in FOUR)
-    assert max(counter.rows) == 7  # four with their prompts, three of them guided
+    assert sum(counter.rows) == sum((1 + (spec.guidance_scale > 1)) * spec.num_inference_steps for spec in FOUR)
+    assert {4, 3} <= set(counter.rows)  # four with their prompts, three of them guided
     for index, expected in enumerate(alone):
         latents = engine.finish(finished[index])
-        assert (latents - expected).abs().max() <= LATENTS, FOUR[index]
+        assert (latents - expected).abs().max() <= (TRAINED_LATENTS if name == TRAINED else LATENTS), FOUR[index]
         assert (studio.pixels(latents) - studio.pixels(expected)).abs().max() <= PIXELS, FOUR[index]
 
 
@@ -74,14 +76,14 @@ def test_guidance_costs_a_row_only_where_it_is_used():
     studio = studio_of("unipc")
     with Counter(studio.denoiser) as counter:
         studio.engine().step([studio.start(make_spec(guidance_scale=g)) for g in (1.0, 0.0, 1.01)])
-    assert counter.rows == [4]
+    assert counter.rows == [3, 1]
 
 
-def test_a_plan_item_counts_both_rows_of_guidance():
+def test_a_plan_item_counts_the_tokens_of_one_forward():
     studio, engine = studio_of("unipc"), studio_of("unipc").engine()
     tokens = studio.denoiser.card.num_tokens(32, 48, 5)
     guided, plain = (engine.plan_item(studio.start(make_spec(guidance_scale=g))) for g in (3.0, 1.0))
-    assert (guided.num_tokens, plain.num_tokens) == (2 * tokens, tokens) == (24, 12)
+    assert guided.num_tokens == plain.num_tokens == tokens == 12
     assert guided.key == plain.key
     assert engine.plan_item(studio.start(make_spec(height=48))).key != guided.key
 

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-import ray
 import torch
 from tests.checkpoints import save_wan
 
 from raydiance.models.spec import Spec
 from raydiance.serve.config import DenoiserConfig, ModelConfig, TextEncoderConfig
+from raydiance.serve.stages import refs
 from raydiance.serve.stages.denoiser import Denoiser
 from raydiance.serve.stages.messages import Checkpointed, Denoised, Previewed, Stepped, Work, preview_steps
 from raydiance.serve.stages.text_encoder import TextEncoder
@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
 @pytest.fixture(autouse=True)
 def _by_value(monkeypatch: pytest.MonkeyPatch) -> None:
     """No cluster here: what is put is handed over as it is."""
-    monkeypatch.setattr(ray, "put", lambda value: value)
+    monkeypatch.setattr(refs, "put", lambda value: value)
     torch.set_num_threads(1)
 
 
