@@ -57,7 +57,7 @@ def test_four_that_join_at_different_times_get_what_they_get_alone(name):
     assert {4, 3} <= set(counter.rows)  # four with their prompts, three of them guided
     for index, expected in enumerate(alone):
         latents = engine.finish(finished[index])
-        assert (latents - expected).abs().max() <= (TRAINED_LATENTS if name == TRAINED else LATENTS), FOUR[index]
+        assert (latents - expected).abs().max() <= (TRAINED_LATENTS if name == "trained" else LATENTS), FOUR[index]
         assert (studio.pixels(latents) - studio.pixels(expected)).abs().max() <= PIXELS, FOUR[index]
 
 
