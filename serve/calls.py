@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
 from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
@@ -12,6 +13,18 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentRes
 def call(handle: DeploymentHandle[Any], method: str, *args: Any) -> DeploymentResponse[Any]:
     """Await it, or pass it on as an argument: then its value goes by reference."""
     return cast("DeploymentResponse[Any]", handle.options(method_name=method).remote(*args))
+
+
+async def ask(handle: DeploymentHandle[Any], method: str, *args: Any) -> Any:
+    """The answer. If the caller is cancelled, so is the call, and it has ended in the replica when this returns."""
+    response = call(handle, method, *args)
+    try:
+        return await response
+    except asyncio.CancelledError:
+        response.cancel()
+        with suppress(asyncio.CancelledError, Exception):  # it ends so, or as it may: nobody asks any longer
+            await response
+        raise
 
 
 @asynccontextmanager

@@ -17,6 +17,7 @@ from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 
 from raydiance.models.card import ModelCard
+from raydiance.serve.background import detached
 from raydiance.serve.chores import Chores
 from raydiance.serve.config import Config, ModelConfig
 from raydiance.serve.errors import Conflict, NotFound, Unavailable
@@ -33,6 +34,7 @@ log = logging.getLogger("ray.serve")
 FEED_LINGER_S = 30.0
 POLL_S = 10.0
 LOOK_S = 5.0
+CANCEL_TIMEOUT_S = 10.0
 MAX_ATTEMPTS = 5
 
 
@@ -111,7 +113,7 @@ class Dispatcher:
             return
         feed = self._feed(job)
         feed.publish("queued", {"progress": 0})
-        task = asyncio.ensure_future(self._walk(job.id, len(job.specs), feed))
+        task = detached(self._walk(job.id, len(job.specs), feed))
         self._walks[job.id] = task
         task.add_done_callback(lambda _: self._end(job.id))
 
@@ -120,7 +122,15 @@ class Dispatcher:
 
     def _end(self, job_id: str) -> None:
         self._walks.pop(job_id, None)
-        asyncio.get_running_loop().call_later(FEED_LINGER_S, self._feeds.pop, job_id, None)
+        self._linger(job_id)
+
+    def _linger(self, job_id: str) -> None:
+        """Keeps the feed of a job that nobody walks for those who come late, then forgets it."""
+        asyncio.get_running_loop().call_later(FEED_LINGER_S, self._forget, job_id)
+
+    def _forget(self, job_id: str) -> None:
+        if job_id not in self._walks:  # it may have been taken up again
+            self._feeds.pop(job_id, None)
 
     async def _walk(self, job_id: str, num_samples: int, feed: Feed) -> None:
         """The whole life of one job, to its final event."""
@@ -188,9 +198,14 @@ class Dispatcher:
             return None
 
     async def cancel(self, job_id: str) -> None:
-        """Drops the work of a job that the table has as cancelled: the denoiser stops within one step."""
+        """Drops the work of a job that the table has as cancelled: the denoiser stops within one step.
+
+        When it returns, no stage writes files of this job any longer.
+        """
         if (task := self._walks.get(job_id)) is not None:
-            task.cancel()
+            if not task.cancelling():  # twice is once: a second time would cut short what the first lets end
+                task.cancel()
+            await asyncio.wait({task}, timeout=CANCEL_TIMEOUT_S)
 
     async def events(self, job_id: str, after: int) -> AsyncIterator[list[Event]]:
         """Batches of events up to the final one; ends without one if the job is not this dispatcher's to run."""
@@ -198,19 +213,24 @@ class Dispatcher:
         if job.state.is_final and job_id not in self._feeds:
             return
         feed = self._feed(job)
-        while True:
-            if batch := await feed.read(after, POLL_S):
-                after = batch[-1].id
-                yield batch
-            if feed.is_closed or (not batch and job_id not in self._walks):
-                return
+        try:
+            while True:
+                if batch := await feed.read(after, POLL_S):
+                    after = batch[-1].id
+                    yield batch
+                if feed.is_closed or (not batch and job_id not in self._walks):
+                    return
+        finally:
+            self._linger(job_id)
 
     async def events_since(self, job_id: str, after: int, wait_s: float) -> list[Event]:
         """Long poll: what is there above `after`, or an empty list after `wait_s` seconds."""
         job = await asyncio.to_thread(self._jobs.get, job_id)
         if job.state.is_final and job_id not in self._feeds:
             return []
-        return await self._feed(job).read(after, min(wait_s, POLL_S))
+        feed = self._feed(job)
+        self._linger(job_id)
+        return await feed.read(after, min(wait_s, POLL_S))
 
     async def stats(self) -> dict[str, Any]:
         return {"walking": len(self._walks), "feeds": len(self._feeds)}

@@ -19,6 +19,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from raydiance.models.card import ModelCard
 from raydiance.models.spec import FieldError
 from raydiance.serve import media
+from raydiance.serve.background import finish
 from raydiance.serve.config import Config
 from raydiance.serve.errors import Conflict, InvalidRequest, NotFound, TooManyRequests, Unavailable
 from raydiance.serve.events import Event
@@ -96,9 +97,14 @@ class Service:
     ) -> Job:
         """Checks everything, stores the inputs and the job, and tells the dispatcher.
 
+        Once begun it is done to its end: a caller that goes away leaves a whole job or none, never half of one.
+
         Raises InvalidRequest (naming the field and the limit), NotFound, Conflict (an idempotency key that came with
         another body), TooManyRequests, Unavailable.
         """
+        return await finish(self._submit(request, idempotency_key, remixed_from))
+
+    async def _submit(self, request: GenerationRequest, idempotency_key: str | None, remixed_from: str | None) -> Job:
         card = await self.card(request.model)
         seed = secrets.randbelow(2**31) if request.seed is None else request.seed
         try:

@@ -14,10 +14,10 @@ from starlette.requests import ClientDisconnect
 
 from raydiance.models.spec import Spec
 from raydiance.serve.api import sse
-from raydiance.serve.api.background import spawn
 from raydiance.serve.api.errors import TimedOut
 from raydiance.serve.api.schemas import ImageParameters
 from raydiance.serve.api.views import ImagesResponse, ImageView, Usage
+from raydiance.serve.background import spawn
 from raydiance.serve.errors import Conflict, GenerationFailed
 from raydiance.serve.storage.job import Artifact, Job, JobState, now
 

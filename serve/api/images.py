@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request
@@ -23,8 +24,10 @@ from raydiance.serve.api.translate import (
 )
 from raydiance.serve.api.validation import validate
 from raydiance.serve.api.views import ImagesResponse
+from raydiance.serve.background import spawn
 from raydiance.serve.config import Config
 from raydiance.serve.request import GenerationRequest
+from raydiance.serve.storage.job import Job
 
 if TYPE_CHECKING:
     from raydiance.serve.service import Service
@@ -41,8 +44,14 @@ def router(service: Service, config: Config) -> APIRouter:
     async def answer(
         request: Request, params: ImageParameters, wanted: GenerationRequest, key: str | None, event: str
     ) -> ImagesResponse | StreamingResponse:
+        submitting = asyncio.ensure_future(service.submit(wanted, idempotency_key=key))
         with wire_names(IMAGE_NAMES):
-            job = await service.submit(wanted, idempotency_key=key)
+            try:
+                job = await asyncio.shield(submitting)
+            except asyncio.CancelledError:
+                if key is None:
+                    spawn(_drop(service, submitting))
+                raise
         # with a key, a caller that was cut off can come back for the same job: it is left to run
         run = ImageRun(service, job, params, event, keep=key is not None)
         return run.stream() if params.stream else await run.wait(request)
@@ -68,3 +77,8 @@ def router(service: Service, config: Config) -> APIRouter:
         return await answer(request, params, wanted, key, "image_edit")
 
     return routes
+
+
+async def _drop(service: Service, submitting: asyncio.Future[Job]) -> None:
+    """Cancels the job of a caller that went away before it was accepted."""
+    await service.cancel((await submitting).id)

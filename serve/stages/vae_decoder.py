@@ -45,7 +45,7 @@ class VAEDecoder:
     async def decode(self, latents: torch.Tensor, spec: Spec, output: Output, prefix: str, index: int) -> Decoded:
         """Decodes, encodes and stores one sample. Running it twice writes the same files again."""
         started = time.monotonic()
-        chunks = await self._on_device(lambda: list(self._family.decode(latents)))
+        chunks = await self._decode(latents)
         decoded = time.monotonic()
         suffix, content_type, data = await asyncio.to_thread(_encode, chunks, spec, output)
         encoded = time.monotonic()
@@ -71,11 +71,18 @@ class VAEDecoder:
 
     async def preview(self, latents: torch.Tensor, spec: Spec) -> dict[str, Any]:
         """The middle frame of an x0 estimate as base64 WebP."""
-        chunks = await self._on_device(lambda: list(self._family.decode(latents)))
+        chunks = await self._decode(latents)
         frames = np.concatenate(chunks)
         data = imaging.encode_image(frames[len(frames) // 2], PREVIEW_FORMAT, None)
         b64 = base64.b64encode(data).decode()
         return {"b64": b64, "format": PREVIEW_FORMAT, "width": spec.width, "height": spec.height}
+
+    async def _decode(self, latents: torch.Tensor) -> list[np.ndarray]:
+        """Chunk by chunk: it ends within one when it is cancelled, and a preview waits for no whole video."""
+        frames, chunks = [], self._family.decode(latents)
+        while (chunk := await self._on_device(next, chunks, None)) is not None:
+            frames.append(chunk)
+        return frames
 
     async def _on_device(self, function: Any, *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._device_thread, function, *args)

@@ -16,7 +16,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from raydiance.models.card import ModelCard
 from raydiance.models.spec import Spec
-from raydiance.serve.calls import call, stream
+from raydiance.serve.calls import ask, call, stream
 from raydiance.serve.errors import CheckpointRefused, GenerationFailed
 from raydiance.serve.feed import Feed
 from raydiance.serve.request import ImageInput
@@ -115,20 +115,20 @@ class Walk:
             try:
                 latents = await self._denoise(index, work, keep)
                 return await self._decode(index, spec, latents)
+            except LOST as e:  # also as a RayTaskError: what a replica was given died with the one that made it
+                at = 0 if checkpoint is None else checkpoint.step
+                log.warning("sample %d of job %s lost a replica; on from step %d: %s", index, self._job.id, at, e)
+                await asyncio.sleep(RETRY_S * 2**loss)
             except RayTaskError as e:
                 if checkpoint is None or not isinstance(e.cause, CheckpointRefused):
                     raise
                 log.warning("sample %d of job %s starts anew, its checkpoint does not fit: %s", index, self._job.id, e)
                 checkpoint = None
-            except LOST as e:
-                at = 0 if checkpoint is None else checkpoint.step
-                log.warning("sample %d of job %s lost a replica; on from step %d: %s", index, self._job.id, at, e)
-                await asyncio.sleep(RETRY_S * 2**loss)
         raise GenerationFailed(f"sample {index} lost its replica {MAX_LOSSES + 1} times; it is not tried again")
 
     async def _denoise(self, index: int, work: Work, keep: Callable[[Checkpointed], None]) -> ObjectRef[Any]:
         spec = work.spec
-        encoded: Encoded = await call(self._stages.text_encoder, "encode", texts_of(spec, self._card))
+        encoded: Encoded = await ask(self._stages.text_encoder, "encode", texts_of(spec, self._card))
         self._time("encode_s", encoded.seconds)
         image = await self._encode_images(spec)
         # left early, for whatever reason, the replica drops the trajectory within one step
@@ -152,12 +152,12 @@ class Walk:
         return call(self._stages.vae_decoder, "encode_images", spec, keys) if keys else None
 
     async def _preview(self, index: int, preview_index: int, estimate: ObjectRef[Any], spec: Spec) -> None:
-        image = await call(self._stages.vae_decoder, "preview", estimate, spec)
+        image = await ask(self._stages.vae_decoder, "preview", estimate, spec)
         self._feed.publish("preview", {"index": index, "preview_index": preview_index, **image})
 
     async def _decode(self, index: int, spec: Spec, latents: ObjectRef[Any]) -> Artifact:
         output, prefix = self._job.request.output, artifact_prefix(self._job.id)
-        decoded: Decoded = await call(self._stages.vae_decoder, "decode", latents, spec, output, prefix, index)
+        decoded: Decoded = await ask(self._stages.vae_decoder, "decode", latents, spec, output, prefix, index)
         for stage, seconds in decoded.timings.items():
             self._time(stage, seconds)
         return decoded.artifact

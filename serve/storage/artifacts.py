@@ -50,7 +50,12 @@ class ArtifactStore:
 
     async def put(self, key: str, data: bytes) -> None:
         with _errors("write", check_key(key)):
-            await obstore.put_async(self._store, key, data)
+            writing = asyncio.ensure_future(obstore.put_async(self._store, key, data))
+            try:
+                await asyncio.shield(writing)
+            except asyncio.CancelledError:
+                await asyncio.wait({writing})  # it cannot be called back: who deletes the file next must find it
+                raise
 
     async def get(self, key: str) -> bytes:
         """Raises NotFound."""
