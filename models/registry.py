@@ -14,13 +14,17 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """Two `module:name` pairs: the family, and what reads its card from a folder without importing torch."""
+    """`module:name` of the family; of what reads its card from a folder, and of what checks that a folder is whole,
+    both without importing torch."""
 
     family: str
     card: str
+    check: str
 
 
-_WAN = Entry("raydiance.models.wan:Wan", "raydiance.models.wan_config:read_card")
+_WAN = Entry(
+    "raydiance.models.wan:Wan", "raydiance.models.wan_config:read_card", "raydiance.models.wan_config:check_folder"
+)
 FAMILIES: dict[str, Entry] = {"WanPipeline": _WAN, "WanImageToVideoPipeline": _WAN}
 
 
@@ -49,6 +53,11 @@ def card(folder: Path, model_id: str) -> ModelCard:
     """What a folder can do, from its JSON files alone; raises CheckpointError."""
     read: ModelCard = _named(_entry(folder).card)(folder, model_id)
     return read
+
+
+def check(folder: Path) -> None:
+    """Raises CheckpointError if a folder lacks something that its stages would open; opens no weights."""
+    _named(_entry(folder).check)(folder)
 
 
 def _entry(folder: Path) -> Entry:

@@ -67,10 +67,12 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def check_component(folder: Path, name: str, *, weights: bool) -> None:
-    """Raises CheckpointError if a component's folder is missing, or holds pickled weights only."""
+    """Raises CheckpointError if a component's folder is missing or empty, or holds pickled weights only."""
     component = folder / name
     if not component.is_dir():
         raise CheckpointError(f"{folder} has no folder {name}/")
+    if not any(component.iterdir()):
+        raise CheckpointError(f"{component} is empty")
     if weights and not any(component.glob("*.safetensors")):
         pickled = sorted(p.name for pattern in _PICKLED for p in component.glob(pattern))
         found = f"found {', '.join(pickled)}, which may run code when loaded" if pickled else "found no weights"

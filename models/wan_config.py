@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from raydiance.models.card import Defaults, ModelCard
-from raydiance.models.resolve import CheckpointError, read_json
+from raydiance.models.resolve import CheckpointError, check_component, read_json
 from raydiance.models.spec import Task
 
 OWN_FILE = "raydiance.json"
@@ -42,12 +42,12 @@ class WanConfig:
         own = read_json(folder, OWN_FILE) if (folder / OWN_FILE).is_file() else {}
         config = cls(
             expand_timesteps=bool(index.get("expand_timesteps", False)),
-            patch=_triple(transformer.get("patch_size", (1, 2, 2))),
-            latent_channels=vae.get("z_dim", 16),
-            spatial_factor=vae.get("scale_factor_spatial", 8),
-            temporal_factor=vae.get("scale_factor_temporal", 4),
-            max_positions=transformer.get("rope_max_seq_len", 1024),
-            max_sequence_length=own.get("max_sequence_length", 512),
+            patch=_triple(folder / "transformer/config.json", transformer.get("patch_size", (1, 2, 2))),
+            latent_channels=_count(folder / "vae/config.json", vae, "z_dim", 16),
+            spatial_factor=_count(folder / "vae/config.json", vae, "scale_factor_spatial", 8),
+            temporal_factor=_count(folder / "vae/config.json", vae, "scale_factor_temporal", 4),
+            max_positions=_count(folder / "transformer/config.json", transformer, "rope_max_seq_len", 1024),
+            max_sequence_length=_count(folder / OWN_FILE, own, "max_sequence_length", 512),
             defaults=_defaults(folder, own.get("defaults")),
         )
         _refuse(folder, config, index, transformer)
@@ -82,6 +82,14 @@ def read_card(folder: Path, model_id: str) -> ModelCard:
     return WanConfig.read(folder).card(model_id)
 
 
+def check_folder(folder: Path) -> None:
+    """Raises CheckpointError where a component is missing, or has no weights that may be loaded."""
+    for name in ("tokenizer", "scheduler"):
+        check_component(folder, name, weights=False)
+    for name in ("text_encoder", "transformer", "vae"):
+        check_component(folder, name, weights=True)
+
+
 def _refuse(folder: Path, config: WanConfig, index: dict[str, Any], transformer: dict[str, Any]) -> None:
     channels = transformer.get("in_channels", 16)
     if index.get("boundary_ratio") is not None or (index.get("transformer_2") or [None])[0] is not None:
@@ -101,7 +109,16 @@ def _refuse(folder: Path, config: WanConfig, index: dict[str, Any], transformer:
         )
 
 
-def _triple(values: Any) -> tuple[int, int, int]:
+def _count(file: Path, values: dict[str, Any], name: str, default: int) -> int:
+    value = values.get(name, default)
+    if type(value) is not int or value < 1:
+        raise CheckpointError(f"{file}: {name}={value!r} must be a positive integer")
+    return value
+
+
+def _triple(file: Path, values: Any) -> tuple[int, int, int]:
+    if not isinstance(values, list | tuple) or len(values) != 3 or any(type(v) is not int or v < 1 for v in values):
+        raise CheckpointError(f"{file}: patch_size={values!r} must be three positive integers")
     time, height, width = values
     return time, height, width
 
@@ -110,6 +127,9 @@ def _defaults(folder: Path, values: dict[str, Any] | None) -> Defaults:
     if values is None:
         return _DEFAULTS
     try:
-        return Defaults(**values)
+        defaults = Defaults(**values)
+        if not all(type(v) in (int, float) for v in asdict(defaults).values()):
+            raise TypeError(f"all of {values} must be numbers")
+        return defaults
     except TypeError as error:
         raise CheckpointError(f"{folder / OWN_FILE}: defaults: {error}") from error

@@ -70,7 +70,7 @@ def start_local(
         on_phase: told in a few words what is being waited for.
 
     Raises:
-        ConfigError: a model that cannot be served, or a port that is taken.
+        ConfigError: a model that cannot be served, a port that is taken, or more GPUs than there are.
         Unavailable: it did not become ready.
     """
     began = time.monotonic()
@@ -95,6 +95,7 @@ def start_local(
             logging_level=logging.ERROR,
             log_to_driver=False,
         )
+        check_gpus(config, int(ray.cluster_resources().get("GPU", 0)))
         on_phase("loading " + ", ".join(m.id for m in config.models))
         imports.join()
         _run(config)
@@ -161,9 +162,23 @@ def check_model(model: ModelConfig) -> Path:
     try:
         folder = resolve.resolve(model.path, model.revision)
         registry.card(folder, model.id)
+        registry.check(folder)
     except resolve.CheckpointError as e:
         raise ConfigError(f"model '{model.id}': {e}") from e
     return folder
+
+
+def check_gpus(config: Config, found: int) -> None:
+    """Raises ConfigError where the stages ask for more GPUs than there are: Ray would wait for them without end.
+
+    Args:
+        found: GPUs of the machine.
+    """
+    stages = {name: getattr(config, name) for name in ("text_encoder", "denoiser", "vae_decoder")}
+    asked = len(config.models) * sum(s.num_replicas * s.num_gpus for s in stages.values())
+    if asked > found:
+        wanted = ", ".join(f"{name}.num_gpus={s.num_gpus:g}" for name, s in stages.items() if s.num_gpus)
+        raise ConfigError(f"{wanted}: {asked:g} GPUs are needed for all replicas, this machine has {found}")
 
 
 def _import_application() -> None:
@@ -216,11 +231,13 @@ def _failure() -> str | None:
 def _stop() -> None:
     import ray
     from ray import serve
+    from ray.serve.exceptions import RayServeException
 
     if not ray.is_initialized():
         return
     try:
-        serve.delete(APP_NAME)  # drains; `serve.shutdown` takes longer, and has Ray complain on stderr
+        with contextlib.suppress(RayServeException):  # Serve has not been started yet
+            serve.delete(APP_NAME)  # drains; `serve.shutdown` takes longer, and has Ray complain on stderr
     finally:
         ray.shutdown()
 

@@ -53,8 +53,13 @@ def serve(
 
     resolved = local_config(config, given(model, host, port, options))
     stop = threading.Event()
+
+    def on_phase(phase: str) -> None:
+        _on_sigterm()  # in each: Ray puts its own when it starts, which cleans nothing up
+        status.update(phase)
+
     _on_sigterm()
-    with err.status("starting") as status, start_local(resolved, on_phase=lambda p: status.update(p)) as server:
+    with err.status("starting") as status, start_local(resolved, on_phase=on_phase) as server:
         status.stop()
         for number in (signal.SIGINT, signal.SIGTERM):  # Ray has put its own in the meantime
             signal.signal(number, lambda *_: stop.set())

@@ -19,6 +19,7 @@ from raydiance.models.resolve import CheckpointError, resolve
 from raydiance.models.tiny import CHECKPOINT
 from raydiance.models.wan import Wan
 
+DEFAULTS = dict.fromkeys(("height", "width", "num_frames", "fps", "num_inference_steps", "guidance_scale"), 1)
 STAGES = {"encode": "text_encoder", "denoise": "transformer", "decode": "vae"}
 
 
@@ -99,6 +100,20 @@ def test_a_missing_component_is_named(folder, stage, component):
             registry.load(folder, stage, "wan")
 
 
+@pytest.mark.parametrize("component", ["tokenizer", "scheduler", "text_encoder", "transformer", "vae"])
+def test_a_folder_is_checked_before_anything_is_loaded(folder, component):
+    registry.check(folder)
+    if component in STAGES.values():
+        [weights] = (folder / component).glob("*.safetensors")
+        weights.rename(weights.with_suffix(".bin"))
+        with pytest.raises(CheckpointError, match=rf"{component}.*may run code"):
+            registry.check(folder)
+    for file in (folder / component).iterdir():
+        file.unlink()
+    with pytest.raises(CheckpointError, match=f"{component} is empty"):
+        registry.check(folder)
+
+
 def test_missing_weights_are_not_made_up(folder):
     from safetensors.torch import load_file, save_file
 
@@ -126,6 +141,12 @@ def test_missing_weights_are_not_made_up(folder):
         ("transformer/config.json", {"patch_size": [1, 4, 4]}, "patches of 2x2"),
         ("transformer/config.json", {"patch_size": [2, 2, 2]}, "first number must be 1"),
         ("raydiance.json", {"defaults": {"height": 32}}, "defaults"),
+        ("raydiance.json", {"defaults": {**DEFAULTS, "height": "32"}}, "must be numbers"),
+        ("raydiance.json", {"max_sequence_length": 0}, "max_sequence_length=0"),
+        ("transformer/config.json", {"patch_size": 2}, "patch_size=2 must be three"),
+        ("transformer/config.json", {"patch_size": [1, 2, None]}, "must be three"),
+        ("vae/config.json", {"z_dim": "four"}, "z_dim='four' must be"),
+        ("vae/config.json", {"scale_factor_spatial": None}, "scale_factor_spatial=None must be"),
     ],
 )
 def test_a_variant_that_is_not_served_is_refused(folder, file, values, message):
