@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import ipaddress
 import os
 from pathlib import Path
@@ -21,8 +23,10 @@ from pydantic import (
 
 from raydiance.serve.errors import ConfigError
 
-
 Precision = Literal["float32", "bfloat16", "float16"]
+
+
+DATABASES = ("sqlite:///", "postgresql://", "postgresql+psycopg://")
 
 
 class Section(BaseModel):
@@ -89,12 +93,16 @@ class StorageConfig(Section):
     @field_validator("database")
     @classmethod
     def _absolute_database(cls, url: str) -> str:
+        if not url.startswith(DATABASES):
+            raise ValueError("must be sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME")
         prefix = "sqlite:///"
         return prefix + str(Path(url.removeprefix(prefix)).absolute()) if url.startswith(prefix) else url
 
     @field_validator("artifacts")
     @classmethod
     def _absolute_artifacts(cls, url: str) -> str:
+        if not url or ("://" in url and not url.startswith(("s3://", "file://"))):
+            raise ValueError("must be a folder, file:///FOLDER or s3://BUCKET/PREFIX")
         return url if "://" in url else str(Path(url).absolute())
 
 
@@ -115,6 +123,28 @@ class WebhookConfig(Section):
     max_attempts: int = Field(8, ge=1, le=32)
     first_retry_s: float = Field(1.0, gt=0)
     timeout_s: float = Field(10, gt=0)
+
+    @field_validator("secret")
+    @classmethod
+    def _usable(cls, secret: SecretStr | None) -> SecretStr | None:
+        if secret is not None:
+            secret_key(secret.get_secret_value())
+        return secret
+
+
+def secret_key(secret: str) -> bytes:
+    """The signing key in `whsec_` + base64.
+
+    Raises:
+        ConfigError: it is written otherwise. The secret is not repeated.
+    """
+    try:
+        key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    if not secret.startswith("whsec_") or not key:
+        raise ConfigError("webhooks.secret must be 'whsec_' and base64: echo whsec_$(openssl rand -base64 32)")
+    return key
 
 
 class NetworkConfig(Section):
@@ -191,7 +221,7 @@ def load_config(values: dict[str, Any] | None = None, file: Path | None = None) 
     if file is not None:
         try:
             loaded = yaml.safe_load(file.read_text())
-        except (OSError, yaml.YAMLError) as e:
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
             raise ConfigError(f"cannot read {file}: {e}") from e
         if loaded is not None and not isinstance(loaded, dict):
             raise ConfigError(f"{file} must hold a mapping of options, not a {type(loaded).__name__}")

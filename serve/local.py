@@ -70,7 +70,8 @@ def start_local(
         on_phase: told in a few words what is being waited for.
 
     Raises:
-        ConfigError: a model that cannot be served, a port that is taken, or more GPUs than there are.
+        ConfigError: a model that cannot be served, a store that cannot be opened, a port that is taken, or more GPUs
+            than there are.
         Unavailable: it did not become ready.
     """
     began = time.monotonic()
@@ -98,6 +99,7 @@ def start_local(
         check_gpus(config, int(ray.cluster_resources().get("GPU", 0)))
         on_phase("loading " + ", ".join(m.id for m in config.models))
         imports.join()
+        check_stores(config)
         _run(config)
         url = _url(config)
         _wait_ready(url, ready_timeout_s, Path(context.address_info["session_dir"], "logs", "serve"))
@@ -168,6 +170,15 @@ def check_model(model: ModelConfig) -> Path:
     return folder
 
 
+def check_stores(config: Config) -> None:
+    """Raises ConfigError where the stores cannot be opened: replicas would be started for it again and again."""
+    from raydiance.serve.storage.artifacts import ArtifactStore
+    from raydiance.serve.storage.jobs import JobStore
+
+    JobStore(config.storage.database).close()
+    ArtifactStore(config.storage.artifacts)
+
+
 def check_gpus(config: Config, found: int) -> None:
     """Raises ConfigError where the stages ask for more GPUs than there are: Ray would wait for them without end.
 
@@ -224,7 +235,8 @@ def _failure() -> str | None:
     application = serve.status().applications.get(APP_NAME)
     if application is None or application.status != "DEPLOY_FAILED":
         return None
-    unhealthy = [f"{name}: {d.message}" for name, d in application.deployments.items() if d.status != "HEALTHY"]
+    deployments = application.deployments.items()
+    unhealthy = [f"{name}: {d.message}" for name, d in deployments if d.status != "HEALTHY" and d.message]
     return _reason(next(iter(unhealthy), application.message))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import hashlib
 import hmac
 import json
@@ -13,30 +12,14 @@ import random
 import time
 
 from raydiance.serve import netguard
-from raydiance.serve.config import NetworkConfig, WebhookConfig
-from raydiance.serve.errors import ConfigError, InvalidRequest, Unavailable
+from raydiance.serve.config import NetworkConfig, WebhookConfig, secret_key
+from raydiance.serve.errors import InvalidRequest, Unavailable
 from raydiance.serve.storage.jobs import JobStore
 from raydiance.serve.storage.outbox import Delivery
 
 log = logging.getLogger(__name__)
 MAX_CONCURRENT = 16
 LEASE_MARGIN_S = 30.0
-_PREFIX = "whsec_"
-
-
-def secret_key(secret: str) -> bytes:
-    """The signing key in `whsec_` + base64.
-
-    Raises:
-        ConfigError: it is written otherwise. The secret is not repeated.
-    """
-    try:
-        key = base64.b64decode(secret.removeprefix(_PREFIX), validate=True)
-    except (binascii.Error, ValueError):
-        key = b""
-    if not secret.startswith(_PREFIX) or not key:
-        raise ConfigError("webhooks.secret must be 'whsec_' and base64: echo whsec_$(openssl rand -base64 32)")
-    return key
 
 
 def sign(key: bytes, webhook_id: str, timestamp: int, body: bytes) -> str:
@@ -62,9 +45,6 @@ class Deliverer:
 
     An event arrives at least once: a sender that dies after the client has answered sends it again, under the same
     `webhook-id`. Without a secret nothing is sent.
-
-    Raises:
-        ConfigError: the secret is malformed.
     """
 
     def __init__(self, jobs: JobStore, config: WebhookConfig, network: NetworkConfig) -> None:

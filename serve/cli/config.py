@@ -30,16 +30,10 @@ def check(
 
     from raydiance.serve.cli.server import given
     from raydiance.serve.config import load_config
+    from raydiance.serve.storage.database import without_password
 
     config = load_config(given(None, None, None, options), file)
     shown = config.model_dump(mode="json")
-    shown["storage"]["database"] = _without_password(shown["storage"]["database"])
+    shown["storage"]["database"] = without_password(shown["storage"]["database"])
     typer.echo(yaml.safe_dump(shown, sort_keys=False), nl=False)
     say(f"{file} is valid")
-
-
-def _without_password(url: str) -> str:
-    from urllib.parse import urlsplit
-
-    password = urlsplit(url).password
-    return url.replace(f":{password}@", ":**********@") if password else url

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import math
+import os
 import re
 import tempfile
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ import typer
 from raydiance.serve.cli.console import EXIT_FAILED, err, fail, guarded, say
 from raydiance.serve.cli.jobs import ending, follow
 from raydiance.serve.cli.remote import Remote, find_url
-from raydiance.serve.errors import InvalidRequest, NotFound, Unavailable
+from raydiance.serve.errors import InvalidRequest, NotFound, RaydianceError, Unavailable
 
 FORMATS = {".mp4": "mp4", ".webm": "webm", ".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
 VIDEO_FORMATS = ("mp4", "webm")
@@ -79,6 +81,7 @@ def generate(
         "fps": fps,
     }
     request = build_request({k: v for k, v in wanted.items() if v is not None}, image, output)
+    _check_writable(output)
     with _server(url, model) as (remote, name):
         paths = run(remote, request | ({"model": name} if name else {}), output)
     for path in paths:
@@ -91,6 +94,9 @@ def build_request(wanted: dict[str, Any], image: Path | None, output: Path | Non
     Raises InvalidRequest for what contradicts itself; the rest is for the server to judge.
     """
     request = dict(wanted)
+    for name, value in request.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidRequest(f"{name}={value} must be a finite number", name)
     suffix = None if output is None else output.suffix.lower()
     if suffix is not None and suffix not in FORMATS:
         raise InvalidRequest(f"-o {output}: the suffix must be one of {', '.join(FORMATS)}")
@@ -135,8 +141,11 @@ def run(remote: Remote, request: dict[str, Any], output: Path | None) -> list[Pa
         for i, item in enumerate(outputs)
     ]
     for path, item in zip(paths, outputs, strict=True):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(remote.content(job["id"], int(item["index"])))
+        content = remote.content(job["id"], int(item["index"]))
+        try:
+            path.write_bytes(content)
+        except OSError as e:
+            raise RaydianceError(f"cannot write {path}: {e.strerror}; job {job['id']} has completed") from None
     seconds = ", ".join(f"{k.removesuffix('_s')} {v:.1f} s" for k, v in ended.get("timings", {}).items())
     say(f"seed {ended['parameters']['seed']}; {seconds}")
     return paths
@@ -169,6 +178,19 @@ def _size(size: str | None) -> tuple[int | None, int | None]:
     if not found:
         raise InvalidRequest(f"--size {size}: write WIDTHxHEIGHT, e.g. --size 96x64")
     return int(found[1]), int(found[2])
+
+
+def _check_writable(output: Path | None) -> None:
+    """Makes the folder that is written to, before anything is generated for it. Raises InvalidRequest."""
+    folder = Path() if output is None else output.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise InvalidRequest(f"cannot write to {folder}: {e.strerror}") from None
+    if output is not None and output.is_dir():
+        raise InvalidRequest(f"-o {output} is a folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InvalidRequest(f"cannot write to {folder}: Permission denied")
 
 
 def _read(path: Path) -> str:

@@ -37,7 +37,9 @@ class Remote:
         import httpx
 
         self.url = url.rstrip("/")
-        key = os.environ.get("RAYDIANCE_API_KEY")
+        key = os.environ.get("RAYDIANCE_API_KEY", "")
+        if not key.isascii() or not key.isprintable():
+            raise errors.ConfigError("$RAYDIANCE_API_KEY holds characters that no header can carry")
         try:
             self._http = httpx.Client(
                 base_url=self.url,

@@ -37,7 +37,7 @@ class Database:
                 _ensure_schema(connection)
         except (DatabaseError, InterfaceError) as e:
             self.close()
-            raise ConfigError(f"storage.database: cannot open {self._engine.url!r}: {e.orig}") from e
+            raise ConfigError(f"storage.database: cannot open '{without_password(url)}': {e.orig}") from e
         except ConfigError:
             self.close()
             raise
@@ -69,11 +69,22 @@ def _unavailable() -> Iterator[None]:
         raise Unavailable("the job database has no free connection") from e
 
 
-def _engine(text: str) -> Engine:
+def without_password(text: str) -> str:
+    """The URL as people may see it. Raises ConfigError where it is none."""
+    url = _parsed(text)
+    hidden = {name: "***" for name in url.query if "pass" in name.lower()}
+    return url.update_query_dict(hidden).render_as_string(hide_password=True)
+
+
+def _parsed(text: str) -> URL:
     try:
-        url = make_url(text)
-    except ArgumentError as e:
-        raise ConfigError("storage.database is no database URL: sqlite:///FILE or postgresql://…") from e
+        return make_url(text)
+    except (ArgumentError, ValueError):
+        raise ConfigError("storage.database is no database URL: sqlite:///FILE or postgresql://…") from None
+
+
+def _engine(text: str) -> Engine:
+    url = _parsed(text)
     dialect = url.get_backend_name()
     if dialect == "sqlite":
         return _sqlite(url)

@@ -12,7 +12,7 @@ import pytest
 from tests.checkpoints import save_wan
 
 from raydiance.serve import local
-from raydiance.serve.config import ModelConfig, load_config
+from raydiance.serve.config import Config, ModelConfig, load_config
 from raydiance.serve.errors import ConfigError
 
 
@@ -49,3 +49,16 @@ def test_a_start_that_is_refused_says_why_and_ends(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "denoiser.num_gpus=999" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_stores_that_cannot_be_opened(tmp_path: Path) -> None:
+    local.check_stores(_stores(tmp_path / "jobs.db", tmp_path / "artifacts"))
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"storage\.database"):
+        local.check_stores(_stores(tmp_path / "file" / "jobs.db", tmp_path / "artifacts"))
+    with pytest.raises(ConfigError, match=r"storage\.artifacts"):
+        local.check_stores(_stores(tmp_path / "jobs.db", tmp_path / "file" / "artifacts"))
+
+
+def _stores(database: Path, artifacts: Path) -> Config:
+    return load_config({"storage.database": f"sqlite:///{database}", "storage.artifacts": str(artifacts)})

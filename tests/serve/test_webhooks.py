@@ -13,12 +13,12 @@ import openai
 import pytest
 from sqlalchemy import create_engine, text
 
-from raydiance.serve.config import NetworkConfig, WebhookConfig
+from raydiance.serve.config import NetworkConfig, WebhookConfig, secret_key
 from raydiance.serve.errors import ConfigError
 from raydiance.serve.request import GenerationRequest
 from raydiance.serve.storage.job import Job, new_job_id, now
 from raydiance.serve.storage.jobs import JobStore
-from raydiance.serve.webhooks import MAX_CONCURRENT, Deliverer, secret_key, sign
+from raydiance.serve.webhooks import MAX_CONCURRENT, Deliverer, sign
 
 SECRET = "whsec_" + base64.b64encode(b"a secret of thirty-two bytes ...").decode()
 LOOPBACK = NetworkConfig(allow_hosts=["127.0.0.1"])
