@@ -11,6 +11,7 @@ import itertools
 import logging
 import math
 import os
+import signal
 import socket
 import threading
 import time
@@ -88,14 +89,15 @@ def start_local(
     imports.start()  # while Ray starts its daemons, and this process only waits
     try:
         on_phase("starting Ray")
-        context: Any = ray.init(
-            address="local",
-            num_cpus=_num_cpus(config),
-            include_dashboard=False,
-            object_store_memory=object_store_bytes,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-        )
+        with _sigterm_kept():
+            context: Any = ray.init(
+                address="local",
+                num_cpus=_num_cpus(config),
+                include_dashboard=False,
+                object_store_memory=object_store_bytes,
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+            )
         check_gpus(config, int(ray.cluster_resources().get("GPU", 0)))
         on_phase("loading " + ", ".join(m.id for m in config.models))
         imports.join()
@@ -106,6 +108,18 @@ def start_local(
         yield LocalServer(url, str(context.address_info["gcs_address"]), config, time.monotonic() - began)
     finally:
         _stop()
+
+
+@contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Ray puts a handler of its own for SIGTERM while it starts, which exits: it ends like Ctrl-C instead."""
+    kept = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit:
+        raise KeyboardInterrupt from None
+    if kept is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, kept)
 
 
 def join_cluster(address: str | None) -> None:

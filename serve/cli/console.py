@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
@@ -23,12 +25,16 @@ err = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def guarded(command: Callable[P, R]) -> Callable[P, R]:
-    """Turns what a command raises into one line on stderr and an exit code. `$RAYDIANCE_DEBUG` keeps tracebacks."""
+    """Turns what a command raises into one line on stderr and an exit code. `$RAYDIANCE_DEBUG` keeps tracebacks.
+
+    SIGTERM ends a command like Ctrl-C: what it has begun is cancelled, what it has started is stopped.
+    """
 
     @functools.wraps(command)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return command(*args, **kwargs)
+            with _sigterm_interrupts():
+                return command(*args, **kwargs)
         except (typer.Exit, typer.Abort):
             raise
         except KeyboardInterrupt:
@@ -47,6 +53,21 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(EXIT_FAILED) from None
 
     return wrapper
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # only there may it be asked for
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def fail(message: str) -> None:

@@ -53,15 +53,9 @@ def serve(
 
     resolved = local_config(config, given(model, host, port, options))
     stop = threading.Event()
-
-    def on_phase(phase: str) -> None:
-        _on_sigterm()  # in each: Ray puts its own when it starts, which cleans nothing up
-        status.update(phase)
-
-    _on_sigterm()
-    with err.status("starting") as status, start_local(resolved, on_phase=on_phase) as server:
+    with err.status("starting") as status, start_local(resolved, on_phase=lambda p: status.update(p)) as server:
         status.stop()
-        for number in (signal.SIGINT, signal.SIGTERM):  # Ray has put its own in the meantime
+        for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
         _greet(server)
         stop.wait()
@@ -89,15 +83,6 @@ def local_config(file: Path | None, values: dict[str, Any], data: Path | None = 
     places = {"database": f"sqlite:///{folder}/jobs.db", "artifacts": str(folder / "artifacts")}
     unset = {name: place for name, place in places.items() if name not in config.storage.model_fields_set}
     return config.model_copy(update={"storage": config.storage.model_copy(update=unset)})
-
-
-def _on_sigterm() -> None:
-    """SIGTERM while starting ends like Ctrl-C: the context managers clean up."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)
 
 
 def _greet(server: LocalServer) -> None:

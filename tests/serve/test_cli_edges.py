@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from raydiance.serve.cli import app, generate
+from raydiance.serve.cli.console import guarded
 from raydiance.serve.cli.remote import Remote
 from raydiance.serve.errors import ConfigError, RaydianceError
 
@@ -59,6 +64,24 @@ def test_a_disk_that_is_full_names_the_job(monkeypatch: pytest.MonkeyPatch, tmp_
     remote: Any = Finished()
     with pytest.raises(RaydianceError, match=r"cannot write .*clip\.mp4: No space left.*video_1 has completed"):
         generate.run(remote, {"prompt": "a circle"}, target)
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    cleaned = []
+
+    @guarded
+    def command() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        finally:
+            cleaned.append(True)
+
+    with pytest.raises(typer.Exit) as ended:
+        command()
+    assert (ended.value.exit_code, cleaned) == (130, [True])
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize("key", ["a\nb", "clé", "a\0b"])

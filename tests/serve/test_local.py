@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.checkpoints import save_wan
+from tests.servers import Server
 
 from raydiance.serve import local
 from raydiance.serve.config import Config, ModelConfig, load_config
@@ -62,3 +64,14 @@ def test_stores_that_cannot_be_opened(tmp_path: Path) -> None:
 
 def _stores(database: Path, artifacts: Path) -> Config:
     return load_config({"storage.database": f"sqlite:///{database}", "storage.artifacts": str(artifacts)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after_s", [3, 8, 14])
+def test_sigterm_while_it_starts_ends_like_ctrl_c(tmp_path: Path, after_s: int) -> None:
+    server = Server(tmp_path)
+    time.sleep(after_s)
+    server.process.terminate()
+    assert server.process.wait(60) in (0, 130)  # 0 if it was ready already
+    server.stop()
+    assert "Traceback" not in server.log.read_text()
