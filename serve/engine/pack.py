@@ -62,6 +62,13 @@ def unpack(data: bytes, fixed: Fixed | None = None) -> Trajectory:
         PackError: the bytes are cut, changed or of another format or version; `fixed` is missing or another one.
     """
     header, tensors = _read(data)
+    try:
+        return _joined(header, tensors, fixed)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise PackError(f"the content is no trajectory: {error!r}") from error
+
+
+def _joined(header: dict[str, Any], tensors: dict[str, torch.Tensor], fixed: Fixed | None) -> Trajectory:
     if header["spec"] is not None:
         conditioning = _with_prefix(tensors, _CONDITIONING)
         fixed = Fixed(Spec.from_dict(header["spec"]), conditioning)
@@ -71,9 +78,12 @@ def unpack(data: bytes, fixed: Fixed | None = None) -> Trajectory:
         raise PackError(f"packed with conditioning {header['conditioning_id']}, joined with {fixed.conditioning_id}")
     if fixed.id != header["fixed_id"]:
         raise PackError(f"packed with another spec than the one it is joined with: {fixed.spec}")
+    step, num_steps = header["step_index"], fixed.spec.num_inference_steps
+    if type(step) is not int or not 0 <= step <= num_steps:
+        raise PackError(f"step_index={step!r} is not one of 0 to {num_steps}")
     return Trajectory(
         fixed=fixed,
-        step_index=header["step_index"],
+        step_index=step,
         latents=tensors["latents"],
         solver=SolverState.from_parts(_with_prefix(tensors, _SOLVER), header["solver"]),
         generator_state=tensors["generator_state"],
@@ -95,7 +105,10 @@ def _read(data: bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     text = metadata.get("header")
     if not isinstance(text, str) or metadata.get("digest") != content_hash(tensors, text):
         raise PackError("the content does not match its digest")
-    header: dict[str, Any] = json.loads(text)
+    try:
+        header: dict[str, Any] = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PackError(f"the header cannot be read: {error}") from error
     return header, tensors
 
 

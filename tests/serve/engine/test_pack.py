@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from dataclasses import replace
 
 import pytest
@@ -109,3 +110,30 @@ def test_garbage_is_refused(data):
 def test_odd_headers_are_refused(header):
     with pytest.raises(PackError):
         unpack(len(header).to_bytes(8, "little") + header)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"spec": {"prompt": "a ball"}},
+        {"spec": []},
+        {"step_index": -1},
+        {"step_index": 10**6},
+        {"step_index": "1"},
+        {"solver": None},
+        {"fixed_id": None},
+        None,
+    ],
+)
+def test_what_is_whole_but_no_trajectory_is_refused(changes):
+    """Its digest is right: whoever writes such bytes can make one."""
+    packed = pack(middle())
+    header_bytes = packed[8 : 8 + int.from_bytes(packed[:8], "little")]
+    metadata = json.loads(header_bytes)["__metadata__"]
+    tensors = safetensors.torch.load(packed)
+    metadata["header"] = "no JSON" if changes is None else json.dumps(json.loads(metadata["header"]) | changes)
+    for without in ("", "latents", "generator_state"):
+        left = {name: tensor for name, tensor in tensors.items() if name != without}
+        metadata["digest"] = content_hash(left, metadata["header"])
+        with pytest.raises(PackError):
+            unpack(safetensors.torch.save(left, metadata))
