@@ -15,7 +15,7 @@ from raydiance.models.card import ModelCard
 from raydiance.serve.api.app import create_app
 from raydiance.serve.calls import call, stream
 from raydiance.serve.config import Config
-from raydiance.serve.errors import InvalidRequest
+from raydiance.serve.errors import InvalidRequest, Unavailable
 from raydiance.serve.events import Event
 from raydiance.serve.request import GenerationRequest
 from raydiance.serve.service import Service, final_event
@@ -89,6 +89,8 @@ class Gateway:
         job = await self._service.get(job_id)
         batch: list[Event] = []
         if not job.state.is_final:
+            if job.model not in self._dispatchers:
+                raise Unavailable(f"job {job_id} waits for model '{job.model}', which is not served here now")
             batch = await self._dispatchers[job.model].events_since(job_id, after, wait_s)
         if not batch and (job := await self._service.get(job_id)).state.is_final:
             batch = [final_event(job, after)]
