@@ -1,6 +1,6 @@
 """Make the checkpoint from nothing but a seed: the VAE, the latents, the transformer, the folder.
 
-    python -m raydiance.models.tiny.train --out DIR [--vae-seconds 840] [--seconds 4200] [--resume]
+    python -m raydiance.models.tiny.train --out DIR [--vae-seconds 1440] [--seconds 3100] [--resume]
 
 Each stage keeps its result in `--work` (default OUT-work); `--resume` continues from what is there.
 """
@@ -253,10 +253,10 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="checkpoint folder to write")
     parser.add_argument("--work", type=Path, help="folder for what the stages leave (default: OUT-work)")
-    parser.add_argument("--vae-seconds", type=float, default=840.0, help="training time of the VAE")
-    parser.add_argument("--seconds", type=float, default=4200.0, help="training time of the transformer")
-    parser.add_argument("--decoder-seconds", type=float, default=300.0, help="of the VAE's decoder alone, at the end")
-    parser.add_argument("--clips", type=int, default=14_400, help="training clips to render and encode")
+    parser.add_argument("--vae-seconds", type=float, default=1440.0, help="training time of the VAE")
+    parser.add_argument("--seconds", type=float, default=3100.0, help="training time of the transformer")
+    parser.add_argument("--decoder-seconds", type=float, default=600.0, help="of the VAE's decoder alone, at the end")
+    parser.add_argument("--clips", type=int, default=7_200, help="training clips to render and encode")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--export-every", type=float, default=300.0, help="seconds between exports")
     parser.add_argument("--probe", type=int, default=40, help="held-out prompts to try at each export")
