@@ -170,7 +170,7 @@ def _reference(body: Body, name: str, role: ImageRole) -> ImageInput | None:
             raise InvalidRequest(f"{name}.{shorten(key)} is refused: {why}", f"{name}.{shorten(key)}")
         value = value.get("image_url")
     if not isinstance(value, str) or not value:
-        raise InvalidRequest(f"{name} must be a file or {{\"image_url\": URL}} (got {shown(value)})", name)
+        raise InvalidRequest(f'{name} must be a file or {{"image_url": URL}} (got {shown(value)})', name)
     return ImageInput(role=role, source=Source(url=value))
 
 
