@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import torch
+from ray import ObjectRef
 
 from raydiance.models import registry, resolve
 from raydiance.serve.config import DenoiserConfig, ModelConfig
@@ -29,15 +30,15 @@ class Denoiser:
     def __init__(self, model: ModelConfig, config: DenoiserConfig, device: str) -> None:
         torch.set_num_threads(config.num_threads or os.cpu_count() or 1)
         folder = resolve.resolve(model.path, model.revision)
-        self._family = registry.load(folder, "denoise", model.id, device=device, dtype=model.dtype)
-        self._engine = Engine(self._family)
-        self._loop = DenoisingLoop(
-            self._engine, max_batch_size=config.max_batch_size, max_batch_tokens=config.max_batch_tokens
-        )
         self._config = config
+        self._loop = DenoisingLoop(
+            lambda: Engine(registry.load(folder, "denoise", model.id, device=device, dtype=model.dtype)),
+            max_batch_size=config.max_batch_size,
+            max_batch_tokens=config.max_batch_tokens,
+        )
 
     async def card(self) -> dict[str, Any]:
-        return self._family.card.to_dict()
+        return self._loop.engine.family.card.to_dict()
 
     async def generate(
         self, work: Work, encoded: list[Tensors], image: Tensors | None = None
@@ -48,48 +49,16 @@ class Denoiser:
             encoded: the embeddings of the prompt and, with guidance, of the negative prompt.
             image: what the VAE stage made of the reference images.
         """
-        negative = encoded[1] if len(encoded) > 1 else None
-        conditioning = self._family.conditioning(work.spec, encoded[0], negative, image)
-        if work.checkpoint is None:
-            trajectory = self._engine.start(work.spec, conditioning)
-        else:
-            try:
-                trajectory = unpack(work.checkpoint, Fixed(work.spec, conditioning))
-            except PackError as e:
-                raise CheckpointRefused(str(e)) from e
-        async for event in self._stream(work, trajectory):
-            yield event
-
-    async def _stream(self, work: Work, trajectory: Trajectory) -> AsyncIterator[StageEvent]:
-        started = told = saved = time.monotonic()
-        previews = {step: i for i, step in enumerate(work.preview_steps)}
-        updates: asyncio.Queue[Update] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-
-        def publish(update: Update) -> None:
-            loop.call_soon_threadsafe(updates.put_nowait, update)
-
-        if trajectory.is_done:
-            updates.put_nowait(Update(trajectory))
-        else:
-            self._loop.join(work.id, trajectory, publish)
+        report = Reporter(self._loop.engine, work, self._config)
+        self._loop.join(work.id, lambda engine: begin(engine, work, encoded, image), report)
         try:
             while True:
-                update = await updates.get()
-                if update.error is not None:
-                    raise update.error
-                value, at = update.trajectory, time.monotonic()
-                if value.is_done:
-                    yield Denoised(refs.put(self._engine.finish(value)), at - started)
+                event = await report.events.get()
+                if isinstance(event, Exception):
+                    raise event
+                yield event
+                if isinstance(event, Denoised):
                     return
-                if value.step_index in previews:
-                    yield Previewed(previews[value.step_index], refs.put(self._engine.preview(value)))
-                if at - saved >= self._config.checkpoint_interval_s:
-                    saved = at
-                    yield Checkpointed(value.step_index, pack(value, with_fixed=False))
-                if at - told >= self._config.progress_interval_s:
-                    told = at
-                    yield Stepped(value.step_index, value.num_steps)
         finally:
             self._loop.leave(work.id)
 
@@ -98,8 +67,8 @@ class Denoiser:
             "active": self._loop.num_active,
             "steps": self._loop.num_steps,
             "busy_s": self._loop.busy_s,
-            "forwards": self._engine.num_forwards,
-            "rows": self._engine.num_rows,
+            "forwards": self._loop.engine.num_forwards,
+            "rows": self._loop.engine.num_rows,
             "pid": os.getpid(),
         }
 
@@ -107,3 +76,62 @@ class Denoiser:
         """Serve replaces the replica when its loop has died."""
         if not self._loop.is_alive:
             raise RuntimeError("the denoising loop has ended")
+
+
+def begin(engine: Engine, work: Work, encoded: list[Tensors], image: Tensors | None) -> Trajectory:
+    """Anew, or from its checkpoint; raises CheckpointRefused when that belongs to other conditioning."""
+    negative = encoded[1] if len(encoded) > 1 else None
+    conditioning = engine.family.conditioning(work.spec, encoded[0], negative, image)
+    if work.checkpoint is None:
+        return engine.start(work.spec, conditioning)
+    try:
+        return unpack(work.checkpoint, Fixed(work.spec, conditioning))
+    except PackError as e:
+        raise CheckpointRefused(str(e)) from e
+
+
+class Reporter:
+    """Turns the updates of one trajectory into events, in the loop's thread: only what is due crosses to the other.
+
+    Attributes:
+        events: for the event loop; an exception is the end.
+    """
+
+    def __init__(self, engine: Engine, work: Work, config: DenoiserConfig) -> None:
+        self.events: asyncio.Queue[StageEvent | Exception] = asyncio.Queue()
+        self._engine = engine
+        self._config = config
+        self._previews = {step: i for i, step in enumerate(work.preview_steps)}
+        self._event_loop = asyncio.get_running_loop()
+        self._started = self._told = self._saved = time.monotonic()
+
+    def __call__(self, update: Update) -> None:
+        try:
+            for event in self._due(update):
+                self._post(event)
+        except Exception as e:  # noqa: BLE001 - this sample's own failure, raised to whoever asked for it
+            self._post(e)
+
+    def _post(self, event: StageEvent | Exception) -> None:
+        self._event_loop.call_soon_threadsafe(self.events.put_nowait, event)
+
+    def _due(self, update: Update) -> list[StageEvent]:
+        value = update.trajectory
+        if update.error is not None or value is None:
+            raise update.error or RuntimeError("an update of nothing")
+        at = time.monotonic()
+        if value.is_done:
+            return [Denoised(self._put(self._engine.finish(value)), at - self._started)]
+        due: list[StageEvent] = []
+        if value.step_index in self._previews:
+            due.append(Previewed(self._previews[value.step_index], self._put(self._engine.preview(value))))
+        if at - self._saved >= self._config.checkpoint_interval_s:
+            self._saved = at
+            due.append(Checkpointed(value.step_index, pack(value, with_fixed=False)))
+        if at - self._told >= self._config.progress_interval_s:
+            self._told = at
+            due.append(Stepped(value.step_index, value.num_steps))
+        return due
+
+    def _put(self, latents: torch.Tensor) -> ObjectRef[Any]:
+        return refs.put(latents, self._event_loop)

@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,11 +26,15 @@ class TextEncoder:
 
     def __init__(self, model: ModelConfig, config: TextEncoderConfig, device: str) -> None:
         folder = resolve.resolve(model.path, model.revision)
-        family = registry.load(folder, "encode", model.id, device=device, dtype=model.dtype)
+        thread = ThreadPoolExecutor(1, "text-encoder")  # all of torch's work in one thread: see DenoisingLoop
+        load = partial(registry.load, folder, "encode", model.id, device=device, dtype=model.dtype)
+        family = thread.submit(load).result()
+
+        async def encode(texts: list[str]) -> list[Tensors]:
+            return await asyncio.get_running_loop().run_in_executor(thread, family.encode_prompts, texts)
+
         self._model = model.id
-        self._batcher: Batcher[str, Tensors] = Batcher(
-            lambda texts: asyncio.to_thread(family.encode_prompts, texts), config.max_batch_size
-        )
+        self._batcher: Batcher[str, Tensors] = Batcher(encode, config.max_batch_size)
         # futures are kept, so that equal texts in flight are encoded once
         self._cache: OrderedDict[tuple[str, str], asyncio.Task[Tensors]] = OrderedDict()
         self._cache_entries = config.cache_entries
@@ -38,7 +44,7 @@ class TextEncoder:
         """Embeddings without a batch axis, one mapping per text."""
         started = time.monotonic()
         embeddings = list(await asyncio.gather(*[self._encode_one(text) for text in texts]))
-        return Encoded(refs.put(embeddings), time.monotonic() - started)
+        return Encoded(refs.put(embeddings, asyncio.get_running_loop()), time.monotonic() - started)
 
     async def _encode_one(self, text: str) -> Tensors:
         key = (self._model, text)

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -31,9 +32,10 @@ class VAEDecoder:
     def __init__(self, model: ModelConfig, config: Config, device: str) -> None:
         torch.set_num_threads(config.denoiser.num_threads or os.cpu_count() or 1)
         folder = resolve.resolve(model.path, model.revision)
-        self._family = registry.load(folder, "decode", model.id, device=device, dtype=model.vae_dtype)
         self._artifacts = ArtifactStore(config.storage.artifacts)
-        self._device_thread = ThreadPoolExecutor(1, "vae")
+        self._device_thread = ThreadPoolExecutor(1, "vae")  # all of torch's work in one thread: see DenoisingLoop
+        load = partial(registry.load, folder, "decode", model.id, device=device, dtype=model.vae_dtype)
+        self._family = self._device_thread.submit(load).result()
 
     async def encode_images(self, spec: Spec, keys: Mapping[str, str]) -> Mapping[str, torch.Tensor]:
         """Stored images by role -> conditioning."""

@@ -101,7 +101,7 @@ async def build(
     tmp_path: Path, model: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Callable[..., House]]:
     torch.set_num_threads(1)
-    monkeypatch.setattr(refs, "put", lambda value: value)  # no cluster here: handed over as it is
+    monkeypatch.setattr(refs, "put", lambda value, loop: value)  # no cluster here: handed over as it is
     monkeypatch.setattr(module, "LOOK_S", 0.05)
     monkeypatch.setattr(walk, "RETRY_S", 0.01)
     houses: list[House] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def engine(family: Wan) -> Engine:
 
 @pytest.fixture
 def loop(engine: Engine) -> Iterator[DenoisingLoop]:
-    made = DenoisingLoop(engine, max_batch_size=4, max_batch_tokens=100_000)
+    made = DenoisingLoop(lambda: engine, max_batch_size=4, max_batch_tokens=100_000)
     yield made
     made.stop()
     assert not made.is_alive
@@ -46,6 +46,10 @@ def start(engine: Engine, steps: int = 6, seed: int = 0, guidance_scale: float =
     generator = torch.Generator().manual_seed(seed)
     prompt, negative = ({"prompt_embeds": torch.randn(12, 16, generator=generator)} for _ in range(2))
     return engine.start(spec, engine.family.conditioning(spec, prompt, negative if guidance_scale > 1 else None, None))
+
+
+def given(trajectory: Trajectory) -> Callable[[Engine], Trajectory]:
+    return lambda _: trajectory
 
 
 class Listener:
@@ -73,7 +77,7 @@ def alone(engine: Engine, trajectory: Trajectory) -> torch.Tensor:
 
 def test_every_step_is_told_and_the_end_is_what_it_is_alone(engine: Engine, loop: DenoisingLoop) -> None:
     trajectory, listener = start(engine), Listener()
-    loop.join("a", trajectory, listener)
+    loop.join("a", given(trajectory), listener)
     result = listener.wait()
     assert [u.trajectory.step_index for u in listener.updates] == [1, 2, 3, 4, 5, 6]
     assert (result.latents - alone(engine, trajectory)).abs().max() <= 1e-5
@@ -82,12 +86,12 @@ def test_every_step_is_told_and_the_end_is_what_it_is_alone(engine: Engine, loop
 
 def test_those_who_come_later_share_the_forwards(engine: Engine, loop: DenoisingLoop) -> None:
     first = Listener()
-    loop.join("first", start(engine, steps=200), first)
+    loop.join("first", given(start(engine, steps=200)), first)
     while len(first.updates) < 3:
         time.sleep(0.001)
     others = [(start(engine, steps=5 + i, seed=i, guidance_scale=1.0 + i), Listener()) for i in range(3)]
     for i, (trajectory, listener) in enumerate(others):
-        loop.join(f"other-{i}", trajectory, listener)
+        loop.join(f"other-{i}", given(trajectory), listener)
     for trajectory, listener in others:
         assert (listener.wait().latents - alone(engine, trajectory)).abs().max() <= 1e-5
     loop.leave("first")
@@ -96,7 +100,7 @@ def test_those_who_come_later_share_the_forwards(engine: Engine, loop: Denoising
 
 def test_leaving_stops_within_one_step(engine: Engine, loop: DenoisingLoop) -> None:
     listener = Listener()
-    loop.join("a", start(engine, steps=10_000), listener)
+    loop.join("a", given(start(engine, steps=10_000)), listener)
     while not listener.updates:
         time.sleep(0.001)
     loop.leave("a")
@@ -122,10 +126,10 @@ class Poisoned(Engine):
 @pytest.mark.parametrize("error", [ValueError("poison"), torch.OutOfMemoryError("too big")], ids=["raises", "oom"])
 def test_a_failing_one_takes_nobody_with_it(family: Wan, error: Exception) -> None:
     engine = Poisoned(family, error)
-    loop = DenoisingLoop(engine, max_batch_size=4, max_batch_tokens=100_000)
+    loop = DenoisingLoop(lambda: engine, max_batch_size=4, max_batch_tokens=100_000)
     listeners = {seed: Listener() for seed in (1, 2, 13, 4)}
     for seed, listener in listeners.items():
-        loop.join(str(seed), start(engine, seed=seed), listener)
+        loop.join(str(seed), given(start(engine, seed=seed)), listener)
     try:
         for seed in (1, 2, 4):
             assert listeners[seed].wait().is_done
@@ -136,7 +140,7 @@ def test_a_failing_one_takes_nobody_with_it(family: Wan, error: Exception) -> No
 
 
 def test_an_id_is_denoised_once(engine: Engine, loop: DenoisingLoop) -> None:
-    loop.join("a", start(engine, steps=10_000), Listener())
+    loop.join("a", given(start(engine, steps=10_000)), Listener())
     with pytest.raises(ValueError, match="already"):
-        loop.join("a", start(engine), Listener())
+        loop.join("a", given(start(engine)), Listener())
     loop.leave("a")

@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
 @pytest.fixture(autouse=True)
 def _by_value(monkeypatch: pytest.MonkeyPatch) -> None:
     """No cluster here: what is put is handed over as it is."""
-    monkeypatch.setattr(refs, "put", lambda value: value)
+    monkeypatch.setattr(refs, "put", lambda value, loop: value)
     torch.set_num_threads(1)
 
 
