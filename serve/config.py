@@ -69,8 +69,8 @@ class DenoiserConfig(Section):
     max_batch_size: int = Field(8, ge=1, le=256)
     max_batch_tokens: int = Field(65_536, ge=1)
     max_active: int = Field(64, ge=1)
-    checkpoint_interval_s: float = Field(2.0, gt=0)
-    progress_interval_s: float = Field(0.4, ge=0)
+    checkpoint_interval_s: float = Field(5.0, gt=0)
+    progress_interval_s: float = Field(1.0, ge=0)
 
 
 class VAEDecoderConfig(Section):
