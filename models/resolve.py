@@ -9,7 +9,7 @@ from typing import Any
 
 from raydiance.models.tiny import CHECKPOINT
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 

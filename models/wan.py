@@ -158,7 +158,7 @@ class Wan(Family):
         return solver.add_noise(conditioning["image_latents"].to(self.device), noise, spec.first_step)
 
     def batch_key(self, spec: Spec, conditioning: Tensors) -> tuple[object, ...]:
-        return (*self._latent_shape(spec), *conditioning["prompt_embeds"].shape)
+        return (*self._latent_shape(spec), *conditioning["prompt_embeds"].shape, self._expands(spec))
 
     @torch.no_grad()
     def predict(self, rows: Sequence[Row]) -> list[torch.Tensor]:
@@ -205,12 +205,16 @@ class Wan(Family):
         """Latents [C, T, H, W] and timestep, 0-dim or one a token [L], as the transformer takes them."""
         latents = self.finish(row.spec, row.conditioning, row.latents.to(self.device))
         timestep = row.timestep.to(self.device)
-        if not self.config.expand_timesteps:
+        if not self._expands(row.spec):
             return latents, timestep
         mask = torch.ones_like(latents[0, :, ::2, ::2])
         if row.spec.task == "image-to-video":
             mask[0] = 0  # the given frame is clean
         return latents, (mask * timestep).flatten()
+
+    def _expands(self, spec: Spec) -> bool:
+        """Whether each token has its own timestep: as in diffusers' text- and image-to-video, unlike video-to-video."""
+        return self.config.expand_timesteps and spec.task != "image-to-image"
 
     def _load(self, kind: Any, folder: Path, name: str) -> Any:
         check_component(folder, name, weights=True)
