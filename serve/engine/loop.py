@@ -4,7 +4,7 @@ Trajectories join and leave between steps. Whoever submits one gets its updates 
 loop's thread.
 
 All of torch's work in the process belongs in that thread, loading included: every thread that runs a parallel operation
-gets an OpenMP pool of its own, and with two pools on two cores a step of a small model took 7 to 17% longer (docs/log.md).
+gets an OpenMP pool of its own, and with two pools on two cores a small step took 7 to 17% longer (docs/log.md).
 """
 
 from __future__ import annotations
