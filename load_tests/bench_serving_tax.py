@@ -34,8 +34,8 @@ STEPS, GUIDANCE, FPS = 20, 4.0, 8
 def main() -> int:
     args = parser(__doc__)
     args.add_argument("--pairs", type=int, default=12)
-    args.add_argument("--size", type=int, default=160, help="pixels, height and width")
-    args.add_argument("--frames", type=int, default=33)
+    args.add_argument("--size", type=int, default=128, help="pixels, height and width")
+    args.add_argument("--frames", type=int, default=25)
     options = args.parse_args()
     pairs = 2 if options.quick else options.pairs
     size, frames = (96, 17) if options.quick else (options.size, options.frames)

@@ -42,6 +42,7 @@ def _deployment(cls: type, **options: Any) -> Any:
 
 
 def _bind_model(config: Config, model: ModelConfig, num_nodes: int, chores: bool) -> DeploymentHandle[Any]:
+    from raydiance.serve.stages import memory
     from raydiance.serve.stages.denoiser import Denoiser
     from raydiance.serve.stages.text_encoder import TextEncoder
     from raydiance.serve.stages.vae_decoder import VAEDecoder
@@ -53,7 +54,11 @@ def _bind_model(config: Config, model: ModelConfig, num_nodes: int, chores: bool
             name=f"{cls.__name__}-{model.id}",
             num_replicas=options.num_replicas,
             max_ongoing_requests=UNBOUNDED,
-            ray_actor_options={"num_cpus": options.num_cpus, "num_gpus": options.num_gpus},
+            ray_actor_options={
+                "num_cpus": options.num_cpus,
+                "num_gpus": options.num_gpus,
+                "runtime_env": {"env_vars": memory.environment(device)},
+            },
             health_check_period_s=2,
             graceful_shutdown_timeout_s=20,
         )
