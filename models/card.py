@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from raydiance.models.inputs import STANDARD, Accepts
 from raydiance.models.spec import FieldError, Spec, Task
 
 MAX_SEED = 2**63 - 1
@@ -24,13 +26,38 @@ class Defaults:
 
 
 @dataclass(frozen=True, slots=True)
+class Parameter:
+    """A number that one family takes beside those that all take, such as `true_cfg_scale`.
+
+    Args:
+        default: None: that of `guidance_scale`.
+        integer: only whole numbers.
+    """
+
+    name: str
+    low: float
+    high: float
+    default: float | None
+    integer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ModelCard:
     """Args:
     id: the name the model is served under.
     size_multiple: height and width are multiples of it (VAE factor times patch).
     frame_stride: num_frames is `frame_stride * k + 1`.
     max_tokens: the longest sequence that one request may bring to the transformer.
-    roles: image roles that the family honours, by task.
+    inputs: what a task takes, where it differs from `inputs.STANDARD`.
+    parameters: of this family; every spec has them all in `extra`.
+    cfg_parameters: classifier-free guidance runs where one of these is above 1.
+    has_guidance: whether `guidance_scale` means anything to it; a distilled model has none.
+    has_negative: whether it can take a negative prompt at all.
+    strength_tasks: those that start from a noised picture or video, by `strength`.
+    has_audio: its videos can have sound.
+    is_guest: diffusers' own pipeline runs it whole: no step batching, previews or checkpoints.
+    max_text_tokens: what an encoded prompt adds to the transformer's sequence at most; 0 where text is attended
+        to beside it.
     """
 
     id: str
@@ -50,16 +77,45 @@ class ModelCard:
     max_guidance: float = 100.0
     max_fps: int = 120
     created: int = 0
+    inputs: Mapping[Task, tuple[Accepts, ...]] = field(default_factory=dict)
+    parameters: tuple[Parameter, ...] = ()
+    cfg_parameters: tuple[str, ...] = ("guidance_scale",)
+    has_guidance: bool = True
+    has_negative: bool = True
+    strength_tasks: tuple[Task, ...] = ("image-to-image",)
+    strength_rounds_up: bool = False
+    has_audio: bool = False
+    is_guest: bool = False
+    max_text_tokens: int = 0
 
     def num_tokens(self, height: int, width: int, num_frames: int) -> int:
-        """Length of the transformer's video sequence."""
+        """Length of the transformer's sequence for what is generated: without text and reference pictures."""
         frames = (num_frames - 1) // self.temporal_factor + 1
         rows, cols = height // self.spatial_factor, width // self.spatial_factor
         return (frames // self.patch[0]) * (rows // self.patch[1]) * (cols // self.patch[2])
 
+    def accepts(self, task: Task) -> tuple[Accepts, ...]:
+        """What a task takes beside its texts."""
+        return self.inputs.get(task, STANDARD[task])
+
     def uses_negative(self, spec: Spec) -> bool:
         """Whether the unconditional branch of classifier-free guidance runs, so that its text must be encoded."""
-        return spec.guidance_scale > 1.0
+        return self.has_negative and any(self.value(spec, name) > 1.0 for name in self.cfg_parameters)
+
+    def value(self, spec: Spec, name: str) -> float:
+        """A number of the spec, `guidance_scale` or one of `parameters`, by name."""
+        if name == "guidance_scale":
+            return spec.guidance_scale
+        value: float = spec.extra[name]
+        return value
+
+    def fill(self, given: Mapping[str, float], guidance_scale: float) -> dict[str, float]:
+        """`Spec.extra`: the family's parameters, those given and the defaults of the others."""
+        filled = {}
+        for p in self.parameters:
+            value = given.get(p.name, guidance_scale if p.default is None else p.default)
+            filled[p.name] = int(value) if p.integer and value == int(value) else value
+        return filled
 
     def check(self, spec: Spec) -> Spec:
         """Returns the spec; raises FieldError that names the field, the value and the limit."""
@@ -77,7 +133,7 @@ class ModelCard:
         _between("fps", spec.fps, 1, self.max_fps)
         _between("seed", spec.seed, 0, MAX_SEED)
         _between("strength", spec.strength, 0.0, 1.0)
-        if spec.task == "image-to-image" and int(spec.num_inference_steps * spec.strength) < 1:
+        if spec.first_step >= spec.num_inference_steps:
             raise FieldError(
                 "strength",
                 f"strength={spec.strength} of num_inference_steps={spec.num_inference_steps} leaves no step to run",
@@ -89,10 +145,22 @@ class ModelCard:
                 f"{spec.width}x{spec.height} with {spec.num_frames} frames is {tokens} tokens; "
                 f"the limit of model '{self.id}' is {self.max_tokens}",
             )
-        if spec.extra:
-            name = next(iter(spec.extra))
-            raise FieldError(name, f"model '{self.id}' has no parameter '{name}'")
+        if spec.audio and not (self.has_audio and spec.is_video):
+            raise FieldError("audio", f"audio=true: model '{self.id}' makes no sound with {spec.task}")
+        self._check_extra(spec)
         return spec
+
+    def _check_extra(self, spec: Spec) -> None:
+        known = {p.name: p for p in self.parameters}
+        for name in spec.extra:
+            if name not in known:
+                raise FieldError(name, f"model '{self.id}' has no parameter '{name}'")
+        for name, p in known.items():
+            if name not in spec.extra:
+                raise FieldError(name, f"{name} is missing; model '{self.id}' needs it (see ModelCard.fill)")
+            _between(name, spec.extra[name], p.low, p.high)
+            if p.integer and spec.extra[name] != int(spec.extra[name]):
+                raise FieldError(name, f"{name}={spec.extra[name]} must be a whole number")
 
     def _check_frames(self, spec: Spec) -> None:
         if not spec.is_video and spec.num_frames != 1:
@@ -117,6 +185,10 @@ class ModelCard:
                 "defaults": Defaults(**values["defaults"]),
                 "tasks": tuple(values["tasks"]),
                 "patch": tuple(values["patch"]),
+                "inputs": {task: tuple(Accepts(**a) for a in items) for task, items in values["inputs"].items()},
+                "parameters": tuple(Parameter(**p) for p in values["parameters"]),
+                "cfg_parameters": tuple(values["cfg_parameters"]),
+                "strength_tasks": tuple(values["strength_tasks"]),
             }
         )
 

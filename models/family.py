@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from raydiance.models.card import ModelCard
+from raydiance.models.inputs import Inputs
 from raydiance.models.spec import Spec
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
-    from PIL.Image import Image
+    from numpy.typing import NDArray
 
     from raydiance.models.solver import Solver
 
@@ -28,12 +29,20 @@ Attention = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor"], "torch.Te
 
 
 @dataclass(frozen=True, slots=True)
+class Audio:
+    """Sound. `samples`: float32 in [-1, 1], [channels, N]."""
+
+    samples: NDArray[np.float32]
+    sample_rate: int
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One trajectory's part of a batched forward.
 
     Args:
         spec: the frozen request.
-        latents: [C, T, H, W], fp32.
+        latents: as made by `Family.initial_latents`, fp32.
         timestep: the scheduler's own number.
         step_index: of the whole schedule.
         conditioning: tensors without a batch axis, as made by `Family.conditioning`.
@@ -47,16 +56,21 @@ class Row:
 
 
 class Family(Protocol):
-    """Built by `raydiance.models.registry.load`; only the methods of its stage may be called."""
+    """Built by `raydiance.models.registry.load`; only the methods of its stage may be called.
+
+    Latents have whatever shape the family gives them, without a batch axis (Wan: [C, T, H, W]); to the engine they are
+    one tensor on which a solver's step is elementwise. The model's output has the same shape and is a velocity:
+    x0 = latents - sigma * output.
+    """
 
     card: ModelCard
     device: torch.device
 
     # -- any stage, pure
     def conditioning(
-        self, spec: Spec, prompt: Tensors, negative: Tensors | None = None, image: Tensors | None = None
+        self, spec: Spec, prompt: Tensors, negative: Tensors | None = None, inputs: Tensors | None = None
     ) -> Tensors:
-        """What `encode_prompts` and `encode_images` gave, merged into what a `Row` takes.
+        """What `encode_prompts` and `encode_inputs` gave, merged into what a `Row` takes.
 
         Raises ValueError where the spec needs a part (see `ModelCard.uses_negative`) that is not given.
         """
@@ -68,13 +82,20 @@ class Family(Protocol):
         ...
 
     # -- stage "decode" (it holds the VAE)
-    def encode_images(self, spec: Spec, images: Mapping[str, Image]) -> Tensors:
-        """Reference images by role (`first_frame`, `init`) -> conditioning, without a batch axis."""
+    def encode_inputs(self, spec: Spec, inputs: Inputs) -> Tensors:
+        """Pictures, video and mask -> conditioning, without a batch axis. Called for tasks that accept any.
+
+        Raises ValueError for roles that the task does not take.
+        """
         ...
 
-    def decode(self, latents: torch.Tensor) -> Iterator[np.ndarray]:
-        """Latents [C, T, H, W] -> chunks of frames, uint8 [t, H, W, 3], in order."""
+    def decode(self, latents: torch.Tensor, spec: Spec) -> Iterator[NDArray[np.uint8]]:
+        """What `finish` gave -> chunks of frames, uint8 [t, H, W, 3], in order."""
         ...
+
+    def decode_audio(self, latents: torch.Tensor, spec: Spec) -> Audio | None:  # noqa: ARG002 - most have none
+        """The sound of what `finish` gave; None where `spec.audio` is off."""
+        return None
 
     # -- stage "denoise"
     def new_solver(self, spec: Spec) -> Solver:
@@ -84,15 +105,19 @@ class Family(Protocol):
     def initial_latents(
         self, spec: Spec, conditioning: Tensors, solver: Solver, generator: torch.Generator
     ) -> torch.Tensor:
-        """[C, T, H, W], fp32, at the noise level of `spec.first_step`."""
+        """fp32, at the noise level of `spec.first_step`; diffusers' numbers for the spec's seed."""
         ...
+
+    def num_tokens(self, spec: Spec, conditioning: Tensors) -> int:  # noqa: ARG002 - some count it
+        """Length of the transformer's sequence, reference pictures included."""
+        return self.card.num_tokens(spec.height, spec.width, spec.num_frames)
 
     def batch_key(self, spec: Spec, conditioning: Tensors) -> tuple[object, ...]:
         """Trajectories with equal keys can share a forward, at whatever timesteps they are."""
         ...
 
     def predict(self, rows: Sequence[Row]) -> list[torch.Tensor]:
-        """One guided model output [C, T, H, W] per row, fp32. Rows share their batch key."""
+        """One guided velocity per row, fp32, like its latents. Rows share their batch key."""
         ...
 
     def finish(self, spec: Spec, conditioning: Tensors, latents: torch.Tensor) -> torch.Tensor:

@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raydiance.models.card import ModelCard
-from raydiance.models.resolve import CheckpointError, read_json
+from raydiance.models.options import LoadOptions
+from raydiance.models.resolve import CheckpointError, check_component, component_folder, read_json
 
 if TYPE_CHECKING:
     from raydiance.models.family import Family, Stage
 
 
+WITHOUT_WEIGHTS = ("tokenizer", "scheduler", "processor", "feature_extractor")
+"""What the names of components begin with that have no weights."""
+
+
 class Entry(NamedTuple):
-    """`module:name` of the family; of what reads its card from a folder, and of what checks that a folder is whole,
-    both without importing torch."""
+    """Args:
+    family: `module:name` of the family's class.
+    card: `module:name` of what reads its card from a folder, without importing torch.
+    components: by stage, what it opens of a checkpoint. A component that only some checkpoints have is not listed here
+        but checked where it is loaded.
+    """
 
     family: str
     card: str
-    check: str
+    components: Mapping[Stage, tuple[str, ...]]
 
 
 _WAN = Entry(
-    "raydiance.models.wan:Wan", "raydiance.models.wan_config:read_card", "raydiance.models.wan_config:check_folder"
+    "raydiance.models.wan:Wan",
+    "raydiance.models.wan_config:read_card",
+    {"encode": ("tokenizer", "text_encoder"), "denoise": ("transformer", "scheduler"), "decode": ("vae",)},
 )
 FAMILIES: dict[str, Entry] = {"WanPipeline": _WAN, "WanImageToVideoPipeline": _WAN}
+DEFAULT = LoadOptions()
 
 
 def family_class(folder: Path) -> type[Family]:
@@ -34,18 +47,17 @@ def family_class(folder: Path) -> type[Family]:
     return family
 
 
-def load(folder: Path, stage: Stage, model_id: str, device: str = "cpu", dtype: str = "float32") -> Family:
+def load(folder: Path, stage: Stage, model_id: str, options: LoadOptions = DEFAULT) -> Family:
     """The family with the components of one stage, on one device.
 
     Args:
         folder: a local folder in diffusers' format (see `raydiance.models.resolve`).
         model_id: the name it is served under.
-        dtype: `float32`, `bfloat16` or `float16`, of the weights; latents are fp32 always.
 
     Raises:
         CheckpointError: names the folder and what is missing or not supported.
     """
-    family: Family = _named(_entry(folder).family)(folder, stage, model_id, device=device, dtype=dtype)
+    family: Family = _named(_entry(folder).family)(folder, stage, model_id, options)
     return family
 
 
@@ -55,9 +67,21 @@ def card(folder: Path, model_id: str) -> ModelCard:
     return read
 
 
-def check(folder: Path) -> None:
-    """Raises CheckpointError if a folder lacks something that its stages would open; opens no weights."""
-    _named(_entry(folder).check)(folder)
+def check(folder: Path, components: Mapping[str, str] = {}) -> None:
+    """Raises CheckpointError if a folder lacks something that its stages would open; opens no weights.
+
+    Args:
+        components: those that come from elsewhere, see `LoadOptions.components`.
+    """
+    entry = _entry(folder)
+    entry_components = [name for names in entry.components.values() for name in names]
+    for name in components:
+        if name not in entry_components:
+            raise CheckpointError(f"components.{name}: {folder} has {', '.join(entry_components)}")
+    for name in entry_components:
+        source = component_folder(folder, name, components)
+        check_component(source.parent, source.name, weights=not name.startswith(WITHOUT_WEIGHTS))
+    _named(entry.card)(folder, folder.name)
 
 
 def _entry(folder: Path) -> Entry:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,20 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds a {type(value).__name__}, not an object")
     return value
+
+
+def component_folder(folder: Path, name: str, components: Mapping[str, str]) -> Path:
+    """Where a component is: of the model itself, or of another checkpoint where the configuration says so.
+
+    Args:
+        components: see `LoadOptions.components`. `FOLDER` is the component itself, or a checkpoint that has a folder of
+            its name; a hub id is downloaded.
+    """
+    other = components.get(name)
+    if other is None:
+        return folder / name
+    source = resolve(other)
+    return source / name if (source / name).is_dir() else source
 
 
 def check_component(folder: Path, name: str, *, weights: bool) -> None:

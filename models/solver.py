@@ -104,8 +104,8 @@ class Solver:
         sigmas: Sequence[float] | None = None,
     ) -> None:
         self.name = type(scheduler).__name__
+        self.check(scheduler)
         self._attributes = _attributes(self.name)
-        _check(self.name, scheduler.config)
         self._scratch = copy.deepcopy(scheduler)
         options: dict[str, Any] = {} if mu is None else {"mu": mu}
         if sigmas is not None:
@@ -116,6 +116,12 @@ class Solver:
         self.sigmas: torch.Tensor = self._scratch.sigmas
         """[num_steps + 1], fp32, on the CPU."""
         self._initial = self._read()
+
+    @staticmethod
+    def check(scheduler: Any) -> None:
+        """Raises SolverError where this scheduler, or how it is configured, cannot be stepped as a value."""
+        _attributes(type(scheduler).__name__)
+        _check(type(scheduler).__name__, scheduler.config)
 
     @property
     def num_steps(self) -> int:
@@ -141,8 +147,8 @@ class Solver:
         """From `sigmas[index]` to `sigmas[index + 1]`.
 
         Args:
-            model_output: the velocity, [C, T, H, W].
-            latents: [C, T, H, W], fp32.
+            model_output: the velocity, like the latents.
+            latents: of any shape, fp32.
             generator: used if the solver is stochastic.
 
         Raises:

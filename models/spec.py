@@ -7,9 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-Task = Literal["text-to-image", "text-to-video", "image-to-video", "image-to-image"]
-TASKS: tuple[str, ...] = get_args(Task)
-VIDEO_TASKS: frozenset[str] = frozenset({"text-to-video", "image-to-video"})
+Task = Literal[
+    "text-to-image",
+    "text-to-video",
+    "image-to-video",
+    "image-to-image",
+    "image-edit",
+    "reference-to-video",
+    "video-to-video",
+]
+TASKS: tuple[Task, ...] = get_args(Task)
+VIDEO_TASKS: frozenset[Task] = frozenset({"text-to-video", "image-to-video", "reference-to-video", "video-to-video"})
 
 
 class FieldError(ValueError):
@@ -40,8 +48,10 @@ class Spec:
         num_frames: pixel frames; 1 for an image.
         fps: frames per second of the encoded video.
         seed: of this sample; two specs that are equal give equal pixels.
-        strength: image-to-image: the share of the schedule that is run, in (0, 1].
-        extra: parameters of one family alone, by the field's names.
+        strength: the share of the schedule that is run, in (0, 1]; below 1 for tasks that start from a given picture.
+        strength_rounds_up: a fraction of a step counts as one, as in diffusers' FLUX; otherwise it is dropped.
+        audio: whether the video has sound.
+        extra: the family's own parameters (`ModelCard.parameters`), all of them.
     """
 
     model: str
@@ -56,6 +66,8 @@ class Spec:
     negative_prompt: str = ""
     fps: int = 8
     strength: float = 1.0
+    strength_rounds_up: bool = False
+    audio: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -64,10 +76,9 @@ class Spec:
 
     @property
     def first_step(self) -> int:
-        """Where it enters the schedule: image-to-image by strength skips the noisiest steps, as diffusers does."""
-        if self.task != "image-to-image":
-            return 0
-        return self.num_inference_steps - int(self.num_inference_steps * self.strength)
+        """Where it enters the schedule: below a strength of 1 the noisiest steps are skipped, as diffusers does."""
+        steps, run = self.num_inference_steps, self.num_inference_steps * self.strength
+        return int(steps - run) if self.strength_rounds_up else steps - int(run)
 
     def to_dict(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "extra": dict(self.extra)}

@@ -6,65 +6,58 @@ Sources: diffusers' `pipelines/wan`, whose numbers this gives; https://arxiv.org
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
-import diffusers
 import numpy as np
 import torch
 from diffusers import AutoencoderKLWan, WanPipeline, WanTransformer3DModel
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 from diffusers.pipelines.wan.pipeline_wan_video2video import retrieve_latents
 from diffusers.utils.torch_utils import randn_tensor
-from transformers import AutoTokenizer, UMT5EncoderModel
+from PIL import Image
+from transformers import UMT5EncoderModel
 
 from raydiance.models.family import Attention, Family, Row, Stage, Tensors
-from raydiance.models.resolve import CheckpointError, check_component, read_json
-from raydiance.models.solver import STATE, Solver
+from raydiance.models.inputs import Inputs
+from raydiance.models.options import LoadOptions
+from raydiance.models.solver import Solver
 from raydiance.models.spec import Spec
 from raydiance.models.wan_attention import Processor
 from raydiance.models.wan_config import WanConfig
 from raydiance.models.wan_vae import decode_frames, decode_tiled
+from raydiance.models.weights import dtype_of, load_component, load_scheduler, load_tokenizer
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-DTYPES: dict[str, torch.dtype] = {t: getattr(torch, t) for t in ("float32", "bfloat16", "float16")}
-ROLES = {"image-to-video": "first_frame", "image-to-image": "init"}
-"""Task to the role of the image that it needs."""
+FROM_NOISED = ("image-to-image", "video-to-video")
+"""Tasks that start from what is given, noised; diffusers does both with its video-to-video pipeline."""
 MAX_UNTILED_PIXELS = 1920 * 1088
 """Frames larger than this are decoded in spatial tiles, which bounds memory and changes the seams' pixels slightly."""
 
 
 class Wan(Family):
     """Conditioning: `prompt_embeds` [L, D], `negative_prompt_embeds` [L, D] where guidance is used, and
-    `image_latents` [C, 1, H, W] where the task takes an image.
+    `image_latents` [C, T, H, W] where the task takes an image (T = 1) or a video.
 
     Raises:
         CheckpointError: names the folder and what is missing or not supported.
     """
 
-    def __init__(
-        self, folder: Path, stage: Stage, model_id: str, *, device: str = "cpu", dtype: str = "float32"
-    ) -> None:
-        if dtype not in DTYPES:
-            raise CheckpointError(f"dtype {dtype} is not supported; supported are {', '.join(DTYPES)}")
+    def __init__(self, folder: Path, stage: Stage, model_id: str, options: LoadOptions) -> None:
         self.config = WanConfig.read(folder)
         self.card = self.config.card(model_id)
         self.stage = stage
-        self.device = torch.device(device)
-        self.dtype = DTYPES[dtype]
+        self.device = torch.device(options.device)
+        self.dtype = dtype_of(options)
         parts: dict[str, Any] = dict.fromkeys(("tokenizer", "text_encoder", "vae", "transformer", "scheduler"))
         if stage == "encode":
-            check_component(folder, "tokenizer", weights=False)
-            parts["tokenizer"] = AutoTokenizer.from_pretrained(folder / "tokenizer")
-            parts["text_encoder"] = self._load(UMT5EncoderModel, folder, "text_encoder")
+            parts["tokenizer"] = load_tokenizer(folder, "tokenizer", options)
+            parts["text_encoder"] = load_component(UMT5EncoderModel, folder, "text_encoder", options)
         elif stage == "decode":
-            parts["vae"] = self._load(AutoencoderKLWan, folder, "vae")
+            parts["vae"] = load_component(AutoencoderKLWan, folder, "vae", options)
         elif stage == "denoise":
-            parts["transformer"] = self._load(WanTransformer3DModel, folder, "transformer")
-            parts["scheduler"] = _scheduler(folder)
+            parts["transformer"] = load_component(WanTransformer3DModel, folder, "transformer", options)
+            parts["scheduler"] = load_scheduler(folder, options)
         else:
             raise ValueError(f"stage {stage!r} is not one of {', '.join(get_args(Stage))}")
         self.pipeline = WanPipeline(**parts)
@@ -73,17 +66,17 @@ class Wan(Family):
     # -- any stage
 
     def conditioning(
-        self, spec: Spec, prompt: Tensors, negative: Tensors | None = None, image: Tensors | None = None
+        self, spec: Spec, prompt: Tensors, negative: Tensors | None = None, inputs: Tensors | None = None
     ) -> Tensors:
         merged = dict(prompt)
         if self.card.uses_negative(spec):
             if negative is None:
                 raise ValueError(f"guidance_scale={spec.guidance_scale} needs the negative prompt's tensors")
             merged["negative_prompt_embeds"] = negative["prompt_embeds"]
-        if spec.task in ROLES:
-            if image is None:
-                raise ValueError(f"{spec.task} needs the tensors of an image of role '{ROLES[spec.task]}'")
-            merged["image_latents"] = image["image_latents"]
+        if needed := self.card.accepts(spec.task):
+            if inputs is None:
+                raise ValueError(f"{spec.task} needs what was made of its input of role '{needed[0].role}'")
+            merged["image_latents"] = inputs["image_latents"]
         return merged
 
     # -- stage "encode"
@@ -108,21 +101,23 @@ class Wan(Family):
     # -- stage "decode"
 
     @torch.no_grad()
-    def encode_images(self, spec: Spec, images: Mapping[str, Image]) -> Tensors:
-        """`image_latents` [C, 1, H, W], fp32, of the image that the task needs; raises ValueError for other roles."""
-        role = ROLES.get(spec.task)
-        if role is None or set(images) != {role}:
-            raise ValueError(
-                f"{spec.task} takes {f'one image of role {role!r}' if role else 'no image'}, not {[*images]}"
-            )
-        pixels = self.pipeline.video_processor.preprocess(images[role], height=spec.height, width=spec.width)
+    def encode_inputs(self, spec: Spec, inputs: Inputs) -> Tensors:
+        """`image_latents` [C, T, H, W], fp32, of the image or video of the task; raises ValueError for other roles."""
+        needed = {a.role for a in self.card.accepts(spec.task)}
+        if inputs.roles != needed:
+            raise ValueError(f"{spec.task} takes {', '.join(needed) or 'no input'}, not {', '.join(inputs.roles)}")
+        if inputs.video is not None:
+            given = [Image.fromarray(frame) for frame in inputs.video]
+        else:
+            given = [inputs.image("first_frame" if spec.task == "image-to-video" else "init")]
+        pixels = self.pipeline.video_processor.preprocess_video(given, height=spec.height, width=spec.width)
         vae = self.pipeline.vae
-        latents = retrieve_latents(vae.encode(pixels.unsqueeze(2).to(vae.device, vae.dtype)), sample_mode="argmax")
+        latents = retrieve_latents(vae.encode(pixels.to(vae.device, vae.dtype)), sample_mode="argmax")
         mean, scale = self._latent_statistics(torch.float32)
         return {"image_latents": ((latents.float() - mean) * scale)[0]}
 
     @torch.no_grad()
-    def decode(self, latents: torch.Tensor) -> Iterator[np.ndarray]:
+    def decode(self, latents: torch.Tensor, spec: Spec) -> Iterator[np.ndarray]:  # noqa: ARG002 - the latents say all
         """Latents [C, T, H, W] -> uint8 [t, h, w, 3], one chunk a latent frame; in one chunk where frames are tiled."""
         vae = self.pipeline.vae
         mean, scale = self._latent_statistics(vae.dtype)
@@ -153,7 +148,7 @@ class Wan(Family):
     ) -> torch.Tensor:
         """[C, T, H, W], fp32: diffusers' numbers for this seed."""
         noise: torch.Tensor = randn_tensor((1, *self._latent_shape(spec)), generator, self.device, torch.float32)[0]
-        if spec.task != "image-to-image":
+        if spec.task not in FROM_NOISED:
             return noise
         return solver.add_noise(conditioning["image_latents"].to(self.device), noise, spec.first_step)
 
@@ -214,26 +209,4 @@ class Wan(Family):
 
     def _expands(self, spec: Spec) -> bool:
         """Whether each token has its own timestep: as in diffusers' text- and image-to-video, unlike video-to-video."""
-        return self.config.expand_timesteps and spec.task != "image-to-image"
-
-    def _load(self, kind: Any, folder: Path, name: str) -> Any:
-        check_component(folder, name, weights=True)
-        options = {"dtype": self.dtype, "use_safetensors": True, "local_files_only": True, "output_loading_info": True}
-        module, info = kind.from_pretrained(folder / name, **options)
-        if info["missing_keys"]:
-            raise CheckpointError(f"{folder / name} lacks weights: {', '.join(sorted(info['missing_keys'])[:3])}, …")
-        return module.to(self.device).eval()
-
-
-def _scheduler(folder: Path) -> Any:
-    """The folder's scheduler, if its class is one that can be stepped as a value."""
-    check_component(folder, "scheduler", weights=False)
-    config = read_json(folder, "scheduler/scheduler_config.json")
-    name = config.get("_class_name")
-    if name not in STATE:
-        raise CheckpointError(
-            f"{folder} has scheduler {name}, which is not supported; supported are {', '.join(STATE)}"
-        )
-    scheduler = getattr(diffusers, name).from_config(config)
-    Solver(scheduler, 1)  # its options are checked now, not with the first request
-    return scheduler
+        return self.config.expand_timesteps and spec.task not in FROM_NOISED

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raydiance.models.card import Defaults, ModelCard
-from raydiance.models.resolve import CheckpointError, check_component, read_json
+from raydiance.models.resolve import CheckpointError, read_json
 from raydiance.models.spec import Task
 
 OWN_FILE = "raydiance.json"
@@ -57,7 +57,7 @@ class WanConfig:
         multiple = math.lcm(
             _DIFFUSERS_MULTIPLE, self.spatial_factor * self.patch[1], self.spatial_factor * self.patch[2]
         )
-        tasks: tuple[Task, ...] = ("text-to-video", "text-to-image", "image-to-image")
+        tasks: tuple[Task, ...] = ("text-to-video", "text-to-image", "image-to-image", "video-to-video")
         longest = self.max_positions * self.spatial_factor * min(self.patch[1:])
         card = ModelCard(
             id=model_id,
@@ -69,6 +69,7 @@ class WanConfig:
             spatial_factor=self.spatial_factor,
             temporal_factor=self.temporal_factor,
             patch=self.patch,
+            strength_tasks=("image-to-image", "video-to-video"),
         )
         return replace(
             card,
@@ -80,14 +81,6 @@ class WanConfig:
 def read_card(folder: Path, model_id: str) -> ModelCard:
     """The card of a Wan folder; raises CheckpointError."""
     return WanConfig.read(folder).card(model_id)
-
-
-def check_folder(folder: Path) -> None:
-    """Raises CheckpointError where a component is missing, or has no weights that may be loaded."""
-    for name in ("tokenizer", "scheduler"):
-        check_component(folder, name, weights=False)
-    for name in ("text_encoder", "transformer", "vae"):
-        check_component(folder, name, weights=True)
 
 
 def _refuse(folder: Path, config: WanConfig, index: dict[str, Any], transformer: dict[str, Any]) -> None:

@@ -21,6 +21,8 @@ from pydantic import (
     model_validator,
 )
 
+from raydiance.models.family import Stage
+from raydiance.models.options import LoadOptions, Offload
 from raydiance.serve.errors import ConfigError
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -45,10 +47,25 @@ class ModelConfig(Section):
     revision: str | None = None
     dtype: Precision = "float32"
     vae_dtype: Precision = "float32"
+    components: dict[str, str] = Field({}, description="component -> folder or hub id that it comes from instead")
+    offload: Offload = Field("none", description="group: weights wait in host memory; idle_expert: one of two does")
+    device_map: str | None = Field(None, description="diffusers' own, such as balanced: a component over several GPUs")
+    quantization: dict[str, dict[str, Any]] = Field({}, description="component -> {backend: torchao, …}, at load")
 
     @property
     def id(self) -> str:
         return self.name or Path(self.path).name
+
+    def load_options(self, stage: Stage, device: str) -> LoadOptions:
+        """How a stage brings its weights onto its device."""
+        return LoadOptions(
+            device=device,
+            dtype=self.vae_dtype if stage == "decode" else self.dtype,
+            components=self.components,
+            offload=self.offload,
+            device_map=self.device_map,
+            quantization=self.quantization,
+        )
 
 
 class TextEncoderConfig(Section):

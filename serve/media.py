@@ -103,6 +103,11 @@ def decode_video(data: bytes) -> tuple[Frames, float]:
     return np.stack(frames), float(rate)
 
 
+def is_video(data: bytes) -> bool:
+    """Whether a stored file is one of the video formats, by its first bytes (PNG is what pictures are stored as)."""
+    return not data.startswith(b"\x89PNG")
+
+
 def thumbnail(frames: Frames, format: ImageFormat = "webp") -> bytes:
     """The middle frame, at most 512 pixels wide and high, never enlarged."""
     image = Image.fromarray(frames[len(frames) // 2])

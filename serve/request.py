@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from raydiance.models.card import ModelCard
-from raydiance.models.spec import FieldError, Spec, Task
+from raydiance.models.inputs import IMAGE_ROLES, STANDARD, ImageRole, Role
+from raydiance.models.spec import Task
 
-ImageRole = Literal["first_frame", "init"]
 ImageFormat = Literal["png", "webp", "jpeg"]
 VideoFormat = Literal["mp4", "webm"]
+FAMILY_PARAMETERS = (
+    "guidance_scale_2",
+    "true_cfg_scale",
+    "image_guidance_scale",
+    "conditioning_scale",
+    "guidance_rescale",
+    "stg_scale",
+    "modality_scale",
+    "audio_guidance_scale",
+)
+"""Fields of the request that only some families take: those of `ModelCard.parameters`."""
 MAX_SAMPLES = 10
 MAX_PREVIEWS = 3
 
@@ -35,12 +45,17 @@ class Source(Strict):
 
 
 class ImageInput(Strict):
+    """A picture. Without a role it takes the one that the task needs: `init` is noised and painted over, `first_frame`
+    and `last_frame` are kept, a `reference` shows what is meant."""
+
     type: Literal["image"] = "image"
-    role: ImageRole = "first_frame"
+    role: ImageRole | None = None
     source: Source
 
 
 class MaskInput(Strict):
+    """Where to paint: white is painted, black is kept. A picture for every frame, or a video."""
+
     type: Literal["mask"] = "mask"
     source: Source
 
@@ -92,87 +107,31 @@ class GenerationRequest(Strict):
     guidance_scale: float | None = None
     seed: int | None = None
     strength: float | None = None
+    audio: bool | None = Field(None, description="whether a video has sound, where the model makes any")
+    guidance_scale_2: float | None = Field(None, description="guidance of the expert for little noise (Wan 2.2 A14B)")
+    true_cfg_scale: float | None = Field(None, description="classifier-free guidance of a guidance-distilled model")
+    image_guidance_scale: float | None = Field(None, description="how strongly a reference picture steers")
+    conditioning_scale: float | None = Field(None, description="how strongly references and video steer (VACE)")
+    guidance_rescale: float | None = None
+    stg_scale: float | None = Field(None, description="spatio-temporal guidance (LTX)")
+    modality_scale: float | None = Field(None, description="how strongly sound and picture follow each other (LTX)")
+    audio_guidance_scale: float | None = Field(None, description="guidance of the sound (LTX)")
     n: int = Field(1, ge=1, le=MAX_SAMPLES)
     previews: int = Field(0, ge=0, le=MAX_PREVIEWS, description="previews per sample, from the x0 estimate")
     output: Output = Output()
     webhook: str | None = Field(None, max_length=2048, description="URL that is told when the job has ended")
     metadata: Annotated[dict[str, str], AfterValidator(_metadata)] = Field(default_factory=dict)
 
-    def image_roles(self) -> list[str]:
-        return [i.role for i in self.inputs if isinstance(i, ImageInput)]
+
+def given(request: GenerationRequest, task: Task) -> list[tuple[Role, str]]:
+    """Role and artifact key of what was stored with an accepted request, in its order."""
+    files = [i for i in request.inputs if not isinstance(i, TextInput)]
+    return [(role_of(i, task), i.source.artifact) for i in files if i.source.artifact is not None]
 
 
-def resolve(request: GenerationRequest, card: ModelCard, seed: int) -> list[Spec]:
-    """The request's samples, with the model's defaults filled in and every limit checked. Pure.
-
-    Args:
-        seed: used when the request names none.
-
-    Raises:
-        FieldError: names the field, the value and the limit.
-    """
-    for i, item in enumerate(request.inputs):
-        if isinstance(item, MaskInput | VideoInput):
-            raise FieldError(f"inputs.{i}.type", f"model '{card.id}' takes no '{item.type}' input")
-    roles = request.image_roles()
-    if len(set(roles)) != len(roles):
-        raise FieldError("inputs", f"each image role may be given once; got {', '.join(roles)}")
-    task = request.task or _infer_task(request, roles)
-    needed = {"image-to-video": "first_frame", "image-to-image": "init"}.get(task)
-    for role in roles:
-        if role != needed:
-            raise FieldError("inputs", f"task '{task}' takes no image of role '{role}'")
-    if needed and needed not in roles:
-        raise FieldError("inputs", f"task '{task}' needs an image of role '{needed}'")
-    base = _base_spec(request, card, task, seed if request.seed is None else request.seed)
-    return [card.check(Spec(**{**base, "seed": base["seed"] + i})) for i in range(request.n)]
-
-
-def _infer_task(request: GenerationRequest, roles: list[str]) -> Task:
-    if "first_frame" in roles:
-        return "image-to-video"
-    if "init" in roles:
-        return "image-to-image"
-    return "text-to-image" if request.num_frames == 1 else "text-to-video"
-
-
-def _base_spec(request: GenerationRequest, card: ModelCard, task: Task, seed: int) -> dict[str, Any]:
-    d = card.defaults
-    video = task in ("text-to-video", "image-to-video")
-    fps = d.fps if request.fps is None else request.fps
-    frames = request.num_frames
-    if request.seconds is not None:
-        if frames is not None:
-            raise FieldError("seconds", "give seconds or num_frames, not both")
-        if not video:
-            raise FieldError("seconds", f"task '{task}' makes no video")
-        stride = card.frame_stride
-        frames = max(0, round((request.seconds * fps - 1) / stride)) * stride + 1
-    if frames is None:
-        frames = d.num_frames if video else 1
-    text = {"prompt": request.prompt, "negative_prompt": request.negative_prompt}
-    for i, item in enumerate(request.inputs):
-        if isinstance(item, TextInput):
-            if text[item.role]:
-                raise FieldError(f"inputs.{i}", f"{item.role} is given twice")
-            text[item.role] = item.text
-    if request.strength is not None and task != "image-to-image":
-        raise FieldError("strength", f"strength={request.strength} is for image-to-image; this is {task}")
-    suffixes = ("mp4", "webm") if video else ("png", "webp", "jpeg")
-    if request.output.format is not None and request.output.format not in suffixes:
-        raise FieldError("output.format", f"'{request.output.format}' is not one of {', '.join(suffixes)} for {task}")
-    return {
-        "model": card.id,
-        "task": task,
-        **text,
-        "height": d.height if request.height is None else request.height,
-        "width": d.width if request.width is None else request.width,
-        "num_frames": frames,
-        "num_inference_steps": d.num_inference_steps
-        if request.num_inference_steps is None
-        else request.num_inference_steps,
-        "guidance_scale": d.guidance_scale if request.guidance_scale is None else request.guidance_scale,
-        "seed": seed,
-        "fps": fps,
-        "strength": (d.strength if request.strength is None else request.strength) if task == "image-to-image" else 1.0,
-    }
+def role_of(item: ImageInput | MaskInput | VideoInput, task: Task) -> Role:
+    """The role of an input; that of a picture without one follows from the task."""
+    if not isinstance(item, ImageInput):
+        return item.type
+    images = [a.role for a in STANDARD[task] if a.role in IMAGE_ROLES]
+    return item.role or (images[0] if images else "reference")

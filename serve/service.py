@@ -24,7 +24,8 @@ from raydiance.serve.config import Config
 from raydiance.serve.errors import Conflict, InvalidRequest, NotFound, TooManyRequests, Unavailable
 from raydiance.serve.events import Event
 from raydiance.serve.inputs import store_inputs
-from raydiance.serve.request import GenerationRequest, resolve
+from raydiance.serve.request import GenerationRequest
+from raydiance.serve.samples import resolve
 from raydiance.serve.storage.artifacts import ArtifactStore
 from raydiance.serve.storage.job import Artifact, Job, JobState, artifact_prefix, new_job_id, now
 from raydiance.serve.storage.jobs import JobStore

@@ -16,9 +16,10 @@ from PIL import Image
 from tests.checkpoints import save_wan
 
 from raydiance.models import registry
+from raydiance.models.inputs import Inputs
 from raydiance.models.spec import Spec
 from raydiance.models.tiny import CHECKPOINT
-from raydiance.models.wan import ROLES, Wan
+from raydiance.models.wan import Wan
 from raydiance.models.wan_vae import decode_frames
 from raydiance.serve.engine.engine import Engine
 from raydiance.serve.engine.trajectory import Trajectory
@@ -30,7 +31,11 @@ TRAINED = pytest.param(
     "trained", marks=pytest.mark.skipif(not (CHECKPOINT / "model_index.json").exists(), reason="none")
 )
 IMAGE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 56, 3), dtype=np.uint8)).resize((100, 70))
-_PIPELINES = {"image-to-video": WanImageToVideoPipeline, "image-to-image": WanVideoToVideoPipeline}
+_PIPELINES = {
+    "image-to-video": WanImageToVideoPipeline,
+    "image-to-image": WanVideoToVideoPipeline,
+    "video-to-video": WanVideoToVideoPipeline,
+}
 _FOLDERS = tempfile.TemporaryDirectory(prefix="raydiance-tests-")
 
 
@@ -38,6 +43,19 @@ def make_spec(task: str = "text-to-video", prompt: str = "a red circle moves lef
     base = {"height": 32, "width": 48, "num_frames": 5 if "video" in task[5:] else 1, "num_inference_steps": 4}
     base |= {"guidance_scale": 3.0, "seed": 7, "negative_prompt": "a black square"}
     return Spec(model="wan", task=task, prompt=prompt, **{**base, **values})
+
+
+def _inputs(spec: Spec, image: Image.Image) -> Inputs:
+    if spec.task == "video-to-video":
+        return Inputs(video=np.stack([np.asarray(f) for f in clip(spec, image)]))
+    fitted = image.resize((spec.width, spec.height), Image.Resampling.LANCZOS)
+    return Inputs({"init" if spec.task == "image-to-image" else "first_frame": [fitted]})
+
+
+def clip(spec: Spec, image: Image.Image = IMAGE) -> list[Image.Image]:
+    """A picture that turns, of the spec's size and length."""
+    fitted = image.resize((spec.width, spec.height), Image.Resampling.LANCZOS)
+    return [Image.fromarray(np.roll(np.asarray(fitted), 3 * i, axis=1)) for i in range(spec.num_frames)]
 
 
 @dataclass(frozen=True)
@@ -49,9 +67,10 @@ class Studio:
 
     def conditioning(self, spec: Spec, image: Image.Image = IMAGE) -> dict[str, torch.Tensor]:
         prompt, negative = self.encoder.encode_prompts([spec.prompt, spec.negative_prompt])
-        role = ROLES.get(spec.task)
-        latents = self.decoder.encode_images(spec, {role: image}) if role else None
-        return dict(self.denoiser.conditioning(spec, prompt, negative, latents))
+        inputs = (
+            self.decoder.encode_inputs(spec, _inputs(spec, image)) if self.decoder.card.accepts(spec.task) else None
+        )
+        return dict(self.denoiser.conditioning(spec, prompt, negative, inputs))
 
     def engine(self) -> Engine:
         return Engine(self.denoiser)
@@ -93,6 +112,8 @@ class Studio:
             task["image"] = image
         if spec.task == "image-to-image":
             task = {"video": [image], "strength": spec.strength}
+        if spec.task == "video-to-video":
+            task = {"video": clip(spec, image), "strength": spec.strength}
         return pipe(
             prompt=spec.prompt,
             negative_prompt=spec.negative_prompt,

@@ -7,11 +7,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from raydiance.models.inputs import ImageRole
 from raydiance.serve.api.body import Body
 from raydiance.serve.api.schemas import ImageEdit, ImageGeneration, ImageParameters, Sampling, VideoCreation
 from raydiance.serve.api.validation import shorten, shown, validate
 from raydiance.serve.errors import InvalidRequest
-from raydiance.serve.request import GenerationRequest, ImageInput, ImageRole, Source, TextInput
+from raydiance.serve.request import GenerationRequest, ImageInput, Source, TextInput
 from raydiance.serve.storage.job import Job
 
 SIZE = re.compile(r"(\d{1,5})x(\d{1,5})")

@@ -48,8 +48,8 @@ class Engine:
     def plan_item(self, trajectory: Trajectory) -> PlanItem:
         """What `plan` needs to know of it."""
         spec = trajectory.spec
-        tokens = self.family.card.num_tokens(spec.height, spec.width, spec.num_frames)
-        return PlanItem(self.family.batch_key(spec, trajectory.fixed.conditioning), tokens)
+        conditioning = trajectory.fixed.conditioning
+        return PlanItem(self.family.batch_key(spec, conditioning), self.family.num_tokens(spec, conditioning))
 
     def step(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """Each one step further, in their order: one forward per batch key, whatever their steps.
@@ -72,7 +72,7 @@ class Engine:
         return self.family.finish(trajectory.spec, trajectory.fixed.conditioning, self._estimate(trajectory))
 
     def finish(self, trajectory: Trajectory) -> torch.Tensor:
-        """The latents for the decoder, [C, T, H, W]; raises ValueError where steps remain."""
+        """The latents for the decoder; raises ValueError where steps remain."""
         if not trajectory.is_done:
             raise ValueError(f"{trajectory.remaining} of {trajectory.num_steps} steps remain")
         return self.family.finish(trajectory.spec, trajectory.fixed.conditioning, trajectory.latents)
@@ -172,7 +172,7 @@ class Engine:
         )
 
     def _estimate(self, trajectory: Trajectory) -> torch.Tensor:
-        """x0 [C, T, H, W]: the result if it is there, else the last forward's estimate, else that of a forward now."""
+        """x0: the result if it is there, else the last forward's estimate, else that of a forward now."""
         if trajectory.is_done:
             return trajectory.latents
         if trajectory.denoised is not None:

@@ -50,7 +50,7 @@ class Trajectory:
 
     Args:
         step_index: the next step of the schedule, `num_steps` when done.
-        latents: [C, T, H, W], fp32, at that step's noise level.
+        latents: of the family's shape, fp32, at that step's noise level.
         solver: what the scheduler remembers of the steps before.
         generator_state: of the CPU's torch.Generator, uint8; stochastic solvers and `rewind` draw from it.
         denoised: the estimate of x0 of the last forward, like `latents`; None before the first.

@@ -32,7 +32,7 @@ class Denoiser:
         folder = resolve.resolve(model.path, model.revision)
         self._config = config
         self._loop = DenoisingLoop(
-            lambda: Engine(registry.load(folder, "denoise", model.id, device=device, dtype=model.dtype)),
+            lambda: Engine(registry.load(folder, "denoise", model.id, model.load_options("denoise", device))),
             max_batch_size=config.max_batch_size,
             max_batch_tokens=config.max_batch_tokens,
         )
@@ -41,16 +41,16 @@ class Denoiser:
         return self._loop.engine.family.card.to_dict()
 
     async def generate(
-        self, work: Work, encoded: list[Tensors], image: Tensors | None = None
+        self, work: Work, encoded: list[Tensors], inputs: Tensors | None = None
     ) -> AsyncIterator[StageEvent]:
         """Denoises one sample to its end. Cancelling the stream stops it within one step.
 
         Args:
             encoded: the embeddings of the prompt and, with guidance, of the negative prompt.
-            image: what the VAE stage made of the reference images.
+            inputs: what the VAE stage made of pictures, video and mask.
         """
         report = Reporter(self._loop.engine, work, self._config)
-        self._loop.join(work.id, lambda engine: begin(engine, work, encoded, image), report)
+        self._loop.join(work.id, lambda engine: begin(engine, work, encoded, inputs), report)
         try:
             while True:
                 event = await report.events.get()
@@ -78,10 +78,10 @@ class Denoiser:
             raise RuntimeError("the denoising loop has ended")
 
 
-def begin(engine: Engine, work: Work, encoded: list[Tensors], image: Tensors | None) -> Trajectory:
+def begin(engine: Engine, work: Work, encoded: list[Tensors], inputs: Tensors | None) -> Trajectory:
     """Anew, or from its checkpoint; raises CheckpointRefused when that belongs to other conditioning."""
     negative = encoded[1] if len(encoded) > 1 else None
-    conditioning = engine.family.conditioning(work.spec, encoded[0], negative, image)
+    conditioning = engine.family.conditioning(work.spec, encoded[0], negative, inputs)
     if work.checkpoint is None:
         return engine.start(work.spec, conditioning)
     try:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ray import ObjectRef
 
+from raydiance.models.inputs import Role
 from raydiance.models.spec import Spec
 from raydiance.serve.storage.job import Artifact
 
@@ -25,6 +26,14 @@ class Work:
     spec: Spec
     preview_steps: tuple[int, ...] = ()
     checkpoint: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A picture, video or mask that came with a job. `key`: its file in the artifact store."""
+
+    role: Role
+    key: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ class TextEncoder:
     def __init__(self, model: ModelConfig, config: TextEncoderConfig, device: str) -> None:
         folder = resolve.resolve(model.path, model.revision)
         thread = ThreadPoolExecutor(1, "text-encoder")  # all of torch's work in one thread: see DenoisingLoop
-        load = partial(registry.load, folder, "encode", model.id, device=device, dtype=model.dtype)
+        load = partial(registry.load, folder, "encode", model.id, model.load_options("encode", device))
         family = thread.submit(load).result()
 
         async def encode(texts: list[str]) -> list[Tensors]:

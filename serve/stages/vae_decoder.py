@@ -1,4 +1,4 @@
-"""The third stage: reference images become latents, latents become frames, frames become stored files."""
+"""The third stage: given pictures and videos become latents, latents become frames, frames become stored files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import base64
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, cast
@@ -19,7 +19,8 @@ from raydiance.models.spec import Spec
 from raydiance.serve import imaging, media
 from raydiance.serve.config import Config, ModelConfig
 from raydiance.serve.request import ImageFormat, Output, VideoFormat
-from raydiance.serve.stages.messages import Decoded
+from raydiance.serve.stages.given import blank_inputs, read_inputs
+from raydiance.serve.stages.messages import Decoded, Given
 from raydiance.serve.storage.artifacts import ArtifactStore
 from raydiance.serve.storage.job import Artifact
 
@@ -27,27 +28,33 @@ PREVIEW_FORMAT: ImageFormat = "webp"
 
 
 class VAEDecoder:
-    """Serve deployment. It holds the whole VAE, so reference images are encoded here too."""
+    """Serve deployment. It holds the whole VAE, so what a request brings along is encoded here too."""
 
     def __init__(self, model: ModelConfig, config: Config, device: str) -> None:
         torch.set_num_threads(config.denoiser.num_threads or os.cpu_count() or 1)
         folder = resolve.resolve(model.path, model.revision)
         self._artifacts = ArtifactStore(config.storage.artifacts)
         self._device_thread = ThreadPoolExecutor(1, "vae")  # all of torch's work in one thread: see DenoisingLoop
-        load = partial(registry.load, folder, "decode", model.id, device=device, dtype=model.vae_dtype)
+        load = partial(registry.load, folder, "decode", model.id, model.load_options("decode", device))
         self._family = self._device_thread.submit(load).result()
 
-    async def encode_images(self, spec: Spec, keys: Mapping[str, str]) -> Mapping[str, torch.Tensor]:
-        """Stored images by role -> conditioning."""
-        images = {role: imaging.open_stored(await self._artifacts.get(key)) for role, key in keys.items()}
-        fitted = {role: imaging.fit(image, spec.width, spec.height) for role, image in images.items()}
-        tensors: Mapping[str, torch.Tensor] = await self._on_device(self._family.encode_images, spec, fitted)
+    async def encode_inputs(self, spec: Spec, given: Sequence[Given]) -> Mapping[str, torch.Tensor]:
+        """What was stored with the job -> conditioning."""
+        files = [(item, await self._artifacts.get(item.key)) for item in given]
+        inputs = await asyncio.to_thread(read_inputs, files, spec)
+        tensors: Mapping[str, torch.Tensor] = await self._on_device(self._family.encode_inputs, spec, inputs)
+        return tensors
+
+    async def encode_blank(self, spec: Spec) -> Mapping[str, torch.Tensor]:
+        """Conditioning of grey inputs, for a warm-up."""
+        inputs = blank_inputs(spec, self._family.card.accepts(spec.task))
+        tensors: Mapping[str, torch.Tensor] = await self._on_device(self._family.encode_inputs, spec, inputs)
         return tensors
 
     async def decode(self, latents: torch.Tensor, spec: Spec, output: Output, prefix: str, index: int) -> Decoded:
         """Decodes, encodes and stores one sample. Running it twice writes the same files again."""
         started = time.monotonic()
-        chunks = await self._decode(latents)
+        chunks = await self._decode(latents, spec)
         decoded = time.monotonic()
         suffix, content_type, data = await asyncio.to_thread(_encode, chunks, spec, output)
         encoded = time.monotonic()
@@ -73,15 +80,15 @@ class VAEDecoder:
 
     async def preview(self, latents: torch.Tensor, spec: Spec) -> dict[str, Any]:
         """The middle frame of an x0 estimate as base64 WebP."""
-        chunks = await self._decode(latents)
+        chunks = await self._decode(latents, spec)
         frames = np.concatenate(chunks)
         data = imaging.encode_image(frames[len(frames) // 2], PREVIEW_FORMAT, None)
         b64 = base64.b64encode(data).decode()
         return {"b64": b64, "format": PREVIEW_FORMAT, "width": spec.width, "height": spec.height}
 
-    async def _decode(self, latents: torch.Tensor) -> list[np.ndarray]:
+    async def _decode(self, latents: torch.Tensor, spec: Spec) -> list[np.ndarray]:
         """Chunk by chunk: it ends within one when it is cancelled, and a preview waits for no whole video."""
-        frames, chunks = [], self._family.decode(latents)
+        frames, chunks = [], self._family.decode(latents, spec)
         while (chunk := await self._on_device(next, chunks, None)) is not None:
             frames.append(chunk)
         return frames

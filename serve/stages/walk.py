@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,12 +18,14 @@ from raydiance.models.spec import Spec
 from raydiance.serve.calls import ask, call, stream
 from raydiance.serve.errors import CheckpointRefused, GenerationFailed
 from raydiance.serve.feed import Feed
-from raydiance.serve.request import ImageInput
+from raydiance.serve.request import given
+from raydiance.serve.samples import default_spec
 from raydiance.serve.stages.messages import (
     Checkpointed,
     Decoded,
     Denoised,
     Encoded,
+    Given,
     Previewed,
     Stepped,
     Work,
@@ -53,13 +54,12 @@ class Stages:
 
     async def warm_up(self, card: ModelCard) -> None:
         """A two-step generation of the default size through all three."""
-        d = card.defaults
-        spec = Spec(card.id, card.tasks[0], "warm-up", d.height, d.width, 1, 2, d.guidance_scale, seed=0)
-        if spec.is_video:
-            spec = dataclasses.replace(spec, num_frames=d.num_frames)
+        spec = default_spec(card, num_inference_steps=2)
         encoded: Encoded = await call(self.text_encoder, "encode", texts_of(spec, card))
+        needs_inputs = any(a.required for a in card.accepts(spec.task))
+        inputs = call(self.vae_decoder, "encode_blank", spec) if needs_inputs else None
         work = Work(f"warm-up-{card.id}", spec)
-        async with stream(self.denoiser, "generate", work, encoded.embeddings, None) as events:
+        async with stream(self.denoiser, "generate", work, encoded.embeddings, inputs) as events:
             async for event in events:
                 if isinstance(event, Denoised):
                     await call(self.vae_decoder, "preview", event.latents, spec)
@@ -130,9 +130,9 @@ class Walk:
         spec = work.spec
         encoded: Encoded = await ask(self._stages.text_encoder, "encode", texts_of(spec, self._card))
         self._time("encode_s", encoded.seconds)
-        image = await self._encode_images(spec)
+        inputs = await self._encode_inputs(spec)
         # left early, for whatever reason, the replica drops the trajectory within one step
-        async with stream(self._stages.denoiser, "generate", work, encoded.embeddings, image) as events:
+        async with stream(self._stages.denoiser, "generate", work, encoded.embeddings, inputs) as events:
             async for event in events:
                 match event:
                     case Stepped(step, num_steps):
@@ -147,9 +147,9 @@ class Walk:
                         return latents
         raise GenerationFailed(f"the denoiser ended sample {index} without a result")
 
-    async def _encode_images(self, spec: Spec) -> DeploymentResponse[Any] | None:
-        keys = {i.role: i.source.artifact for i in self._job.request.inputs if isinstance(i, ImageInput)}
-        return call(self._stages.vae_decoder, "encode_images", spec, keys) if keys else None
+    async def _encode_inputs(self, spec: Spec) -> DeploymentResponse[Any] | None:
+        files = [Given(role, key) for role, key in given(self._job.request, spec.task)]
+        return call(self._stages.vae_decoder, "encode_inputs", spec, files) if files else None
 
     async def _preview(self, index: int, preview_index: int, estimate: ObjectRef[Any], spec: Spec) -> None:
         image = await ask(self._stages.vae_decoder, "preview", estimate, spec)

@@ -46,7 +46,7 @@ def test_a_card_is_read_without_torch_and_without_weights(folder):
 def test_a_card_says_what_the_checkpoint_can_do(folder):
     card = registry.card(folder, "wan")
     assert (card.id, card.family, card.patch) == ("wan", "wan", (1, 2, 2))
-    assert set(card.tasks) == {"text-to-video", "text-to-image", "image-to-video", "image-to-image"}
+    assert set(card.tasks) == {"text-to-video", "text-to-image", "image-to-video", "image-to-image", "video-to-video"}
     assert (card.size_multiple, card.frame_stride, card.spatial_factor, card.temporal_factor) == (16, 4, 8, 4)
     assert (card.max_side, card.max_frames) == (64 * 16, 63 * 4 + 1)  # as far as its positions reach
     assert card.defaults.width == 48

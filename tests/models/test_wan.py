@@ -9,6 +9,8 @@ from tests.checkpoints import MAX_SEQUENCE_LENGTH
 from tests.studio import IMAGE, TRAINED, make_spec, studio_of
 
 from raydiance.models import registry, wan
+from raydiance.models.inputs import Inputs
+from raydiance.models.options import LoadOptions
 from raydiance.models.resolve import CheckpointError
 
 TEXTS = ["a red circle", "", "the blue square moves left", "a red circle", "a " * 40]
@@ -49,10 +51,10 @@ def test_conditioning_holds_what_the_spec_needs_and_no_more():
 
 def test_an_image_in_another_role_is_refused():
     decoder = studio_of("unipc").decoder
-    with pytest.raises(ValueError, match="'init'"):
-        decoder.encode_images(make_spec("image-to-image"), {"first_frame": IMAGE})
-    with pytest.raises(ValueError, match="no image"):
-        decoder.encode_images(make_spec(), {"init": IMAGE})
+    with pytest.raises(ValueError, match="takes init, not first_frame"):
+        decoder.encode_inputs(make_spec("image-to-image"), Inputs({"first_frame": [IMAGE]}))
+    with pytest.raises(ValueError, match="no input"):
+        decoder.encode_inputs(make_spec(), Inputs({"init": [IMAGE]}))
 
 
 def test_an_image_keeps_its_place_as_the_first_frame():
@@ -70,7 +72,7 @@ def test_decoding_by_frames_gives_the_pixels_of_the_whole(name, frames):
     with torch.no_grad():
         whole = decoder.pipeline.vae.decode(z[None] / scale + mean, return_dict=False)[0]
     expected = decoder.pipeline.video_processor.postprocess_video(whole, output_type="np")[0]
-    chunks = list(decoder.decode(z))
+    chunks = list(decoder.decode(z, make_spec()))
     assert [len(chunk) for chunk in chunks] == [1] + [decoder.card.frame_stride] * (frames - 1)
     assert all(chunk.dtype == np.uint8 for chunk in chunks)
     assert np.array_equal(np.concatenate(chunks), (expected * 255).round().astype(np.uint8))
@@ -79,17 +81,17 @@ def test_decoding_by_frames_gives_the_pixels_of_the_whole(name, frames):
 def test_decodings_may_be_interleaved():
     decoder = studio_of("unipc").decoder
     one, two = (torch.randn(4, 3, 2, 4, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
-    together = list(zip(decoder.decode(one), decoder.decode(two), strict=True))
-    assert all(np.array_equal(a, b) for a, (b, _) in zip(decoder.decode(one), together, strict=True))
+    together = list(zip(decoder.decode(one, make_spec()), decoder.decode(two, make_spec()), strict=True))
+    assert all(np.array_equal(a, b) for a, (b, _) in zip(decoder.decode(one, make_spec()), together, strict=True))
     assert torch.is_grad_enabled()
 
 
 def test_large_frames_are_decoded_in_tiles(monkeypatch):
     decoder = studio_of("unipc").decoder
     z = torch.randn(4, 1, 36, 40, generator=torch.Generator().manual_seed(0))
-    [whole] = decoder.decode(z)
+    [whole] = decoder.decode(z, make_spec())
     monkeypatch.setattr(wan, "MAX_UNTILED_PIXELS", 36 * 40 * 64 - 1)
-    [tiled] = decoder.decode(z)
+    [tiled] = decoder.decode(z, make_spec())
     assert tiled.shape == whole.shape == (1, 288, 320, 3)
     assert not np.array_equal(tiled, whole)  # tiles were used
     assert np.abs(tiled.astype(int) - whole.astype(int)).mean() < 1
@@ -133,7 +135,7 @@ def test_an_attention_from_outside_is_what_counts():
 
 def test_bfloat16_stays_near_diffusers_in_bfloat16():
     studio, spec = studio_of("unipc"), make_spec(num_inference_steps=8)
-    denoiser = registry.load(studio.folder, "denoise", "wan", dtype="bfloat16")
+    denoiser = registry.load(studio.folder, "denoise", "wan", LoadOptions(dtype="bfloat16"))
     assert denoiser.pipeline.transformer.blocks[0].attn1.to_q.weight.dtype == torch.bfloat16
     mixed = type(studio)(studio.folder, studio.encoder, denoiser, studio.decoder)
     mixed.reference_components["transformer"] = denoiser.pipeline.transformer
@@ -145,7 +147,7 @@ def test_bfloat16_stays_near_diffusers_in_bfloat16():
 
 def test_an_unknown_dtype_is_refused():
     with pytest.raises(CheckpointError, match="int8"):
-        registry.load(studio_of("unipc").folder, "decode", "wan", dtype="int8")
+        registry.load(studio_of("unipc").folder, "decode", "wan", LoadOptions(dtype="int8"))
 
 
 def test_an_unknown_stage_is_refused():

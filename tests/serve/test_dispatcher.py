@@ -19,7 +19,8 @@ from raydiance.serve.config import Config, ModelConfig, load_config
 from raydiance.serve.dispatcher import Dispatcher
 from raydiance.serve.errors import CheckpointRefused, Unavailable
 from raydiance.serve.events import Event
-from raydiance.serve.request import GenerationRequest, resolve
+from raydiance.serve.request import GenerationRequest
+from raydiance.serve.samples import resolve
 from raydiance.serve.stages import refs, walk
 from raydiance.serve.stages.denoiser import Denoiser
 from raydiance.serve.stages.messages import Checkpointed, StageEvent

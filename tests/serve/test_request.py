@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from raydiance.models.card import Defaults, ModelCard
 from raydiance.models.spec import FieldError, Spec
-from raydiance.serve.request import GenerationRequest, resolve
+from raydiance.serve.request import GenerationRequest
+from raydiance.serve.samples import resolve
 
 CARD = ModelCard(
     id="m",
@@ -90,14 +91,17 @@ def test_text_inputs_are_prompts() -> None:
         ({"height": 4096, "width": 4096}, "size", "10000"),
         ({"strength": 0.5}, "strength", "image-to-image"),
         ({"inputs": [INIT], "strength": 0.01}, "strength", "no step"),
-        ({"inputs": [INIT, INIT]}, "inputs", "once"),
-        ({"inputs": [FIRST], "task": "text-to-video"}, "inputs", "takes no image"),
+        ({"inputs": [INIT, INIT]}, "inputs", "the limit is 1"),
+        ({"inputs": [FIRST], "task": "text-to-video"}, "inputs.0", "takes no image"),
         ({"task": "image-to-video"}, "inputs", "needs an image"),
-        ({"inputs": [{"type": "mask", "source": {"b64": "x"}}]}, "inputs.0.type", "mask"),
-        ({"inputs": [{"type": "video", "source": {"b64": "x"}}]}, "inputs.0.type", "video"),
+        ({"inputs": [{"type": "mask", "source": {"b64": "x"}}]}, "inputs", "cannot do 'video-to-video'"),
+        ({"inputs": [{"type": "video", "source": {"b64": "x"}}]}, "inputs", "cannot do 'video-to-video'"),
         ({"seconds": 1, "num_frames": 9}, "seconds", "not both"),
         ({"task": "text-to-image", "seconds": 1}, "seconds", "no video"),
         ({"task": "text-to-image", "num_frames": 9}, "num_frames", "must be 1"),
+        ({"negative_prompt": "b", "guidance_scale": 1.0}, "negative_prompt", "guidance_scale is above 1"),
+        ({"true_cfg_scale": 4.0}, "true_cfg_scale", "nothing that model"),
+        ({"audio": True}, "audio", "no sound"),
         ({"output": {"format": "png"}}, "output.format", "mp4"),
         ({"task": "text-to-image", "output": {"format": "mp4"}}, "output.format", "png"),
     ],

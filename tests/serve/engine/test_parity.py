@@ -20,6 +20,7 @@ SPECS = {
     "i2v-guided-30-steps": make_spec("image-to-video", guidance_scale=5.0, num_inference_steps=30),
     "i2v-unguided-odd-size": make_spec("image-to-video", height=80, width=16, guidance_scale=1.0),
     "i2i": make_spec("image-to-image", num_inference_steps=10, strength=0.6),
+    "v2v": make_spec("video-to-video", num_frames=9, num_inference_steps=10, strength=0.6),
     "i2i-30-steps": make_spec("image-to-image", num_inference_steps=30, strength=0.9, guidance_scale=1.0),
 }
 
@@ -44,7 +45,7 @@ def test_without_expanded_timesteps_too(spec):
 @pytest.mark.parametrize("spec", [SPECS[k] for k in ("t2v", "t2i", "i2v", "i2i")])
 def test_frames_are_those_of_diffusers(name, spec):
     studio = studio_of(name)
-    frames = np.concatenate(list(studio.decoder.decode(studio.latents(spec))))
+    frames = np.concatenate(list(studio.decoder.decode(studio.latents(spec), spec)))
     theirs = (studio.reference(spec, output_type="np") * 255).round().astype(np.uint8)
     assert frames.shape == theirs.shape == (spec.num_frames, spec.height, spec.width, 3)
     assert np.abs(frames.astype(int) - theirs.astype(int)).max() <= 1  # a value next to .5 may round the other way

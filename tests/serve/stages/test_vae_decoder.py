@@ -29,7 +29,7 @@ def decoder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatc
     model = ModelConfig(path=str(save_wan(tmp_path_factory.mktemp("wan"))), name="m")
     made = VAEDecoder(model, config, "cpu")
 
-    def frames(latents: torch.Tensor) -> Iterator[np.ndarray]:
+    def frames(latents: torch.Tensor, spec: Spec) -> Iterator[np.ndarray]:
         for _ in range(latents.shape[1]):
             decoded.append(latents.shape[1])
             time.sleep(FRAME_S)
