@@ -33,9 +33,7 @@ ARROWS = (
     Arrow("raydiance.kernels", ("raydiance", "ray", *WEB), but=("raydiance.kernels",)),
     Arrow("raydiance.parallel", ("raydiance", "ray", *WEB), but=("raydiance.parallel", "raydiance.kernels")),
     Arrow("raydiance.models", ("raydiance.parallel", "raydiance.serve", "raydiance.deploy", "ray", *WEB)),
-    Arrow("raydiance.models.card", TENSORS),
-    Arrow("raydiance.models.spec", TENSORS),
-    Arrow("raydiance.models.registry", TENSORS),
+    *(Arrow(f"raydiance.models.{name}", TENSORS) for name in ("card", "inputs", "options", "registry", "spec")),
     Arrow("raydiance.serve", ("raydiance.deploy",), but=()),
     Arrow(
         "raydiance.serve.engine",
@@ -46,7 +44,7 @@ ARROWS = (
     Arrow("raydiance.serve.storage", ("ray", "raydiance.serve.engine", "raydiance.serve.stages", *WEB, *TENSORS)),
     *(
         Arrow(f"raydiance.serve.{name}", ("ray", "raydiance.serve.engine", "raydiance.serve.stages", *TENSORS))
-        for name in ("config", "errors", "events", "inputs", "request", "imaging", "media")
+        for name in ("config", "errors", "events", "inputs", "request", "samples", "imaging", "media")
     ),
     *(
         Arrow(f"raydiance.serve.{name}", ("raydiance.serve.engine", "raydiance.serve.stages", *TENSORS))

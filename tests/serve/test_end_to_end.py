@@ -21,6 +21,7 @@ from PIL import Image
 from tests.servers import SETTINGS, Server
 
 from raydiance.serve import media
+from raydiance.serve.stages import memory
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(videos|Videos|Sora).*:DeprecationWarning")
 PROMPT = "a large red circle moving right on a black background"
@@ -295,3 +296,11 @@ def test_bad_input_is_refused_by_name_and_the_next_request_works(
     assert field in (error["param"] or "")
     assert len(error["message"]) > 10
     run(http, num_inference_steps=1)
+
+
+def test_stages_keep_the_memory_they_free(server: Server) -> None:
+    """The variables count only when they are there as a process starts: /proc has what it was started with."""
+    wanted = {f"{name}={value}" for name, value in memory.environment("cpu").items()}
+    for stage in ("TextEncoder", "Denoiser", "VAEDecoder"):
+        [pid] = server.pids(f"{stage}-tiny")
+        assert wanted <= set(Path(f"/proc/{pid}/environ").read_text().split("\0")), stage
