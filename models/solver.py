@@ -19,6 +19,7 @@ _UNIPC = ("model_outputs", "timestep_list", "lower_order_nums", "last_sample", "
 STATE: dict[str, tuple[str, ...]] = {
     "UniPCMultistepScheduler": _UNIPC,
     "FlowMatchEulerDiscreteScheduler": (),
+    "FlowMatchLCMScheduler": (),
 }
 """Scheduler class to the attributes that its `step` reads and writes, beside the step index."""
 
@@ -26,7 +27,10 @@ STATE: dict[str, tuple[str, ...]] = {
 _REQUIRED: dict[str, dict[str, Any]] = {
     "UniPCMultistepScheduler": {"use_flow_sigmas": True, "prediction_type": "flow_prediction", "thresholding": False},
     "FlowMatchEulerDiscreteScheduler": {"invert_sigmas": False},
+    "FlowMatchLCMScheduler": {"invert_sigmas": False, "scale_factors": None},
 }
+_STOCHASTIC = ("FlowMatchLCMScheduler",)
+"""Those that draw noise in every step, whatever their options."""
 
 
 class SolverError(ValueError):
@@ -129,8 +133,8 @@ class Solver:
 
     @property
     def is_stochastic(self) -> bool:
-        """Whether `step` draws noise."""
-        return bool(self._scratch.config.get("stochastic_sampling", False))
+        """Whether `step` draws noise, the last one too."""
+        return self.name in _STOCHASTIC or bool(self._scratch.config.get("stochastic_sampling", False))
 
     def initial_state(self) -> SolverState:
         """A solver that remembers nothing; so is one that was rewound."""

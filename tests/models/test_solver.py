@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
+from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler, FlowMatchLCMScheduler, UniPCMultistepScheduler
 from tests.checkpoints import SCHEDULERS
 
 from raydiance.models.solver import Solver, SolverError, SolverState
@@ -139,6 +139,31 @@ def test_a_stochastic_solver_draws_from_the_generator():
 
 
 @pytest.mark.parametrize(
+    "scheduler",
+    [FlowMatchLCMScheduler(shift=6.0), FlowMatchEulerDiscreteScheduler(shift=3.0, stochastic_sampling=True)],
+    ids=["lcm", "euler-stochastic"],
+)
+@pytest.mark.parametrize(("num_steps", "begin"), [(1, 0), (5, 0), (7, 3)])
+def test_stochastic_steps_are_those_of_diffusers_with_the_same_generator(scheduler, num_steps, begin):
+    solver, velocity = Solver(scheduler, num_steps), velocities(num_steps)
+    assert solver.is_stochastic
+    scheduler.set_timesteps(num_steps)
+    scheduler.set_begin_index(begin)
+    theirs, ours = velocity[0:1], velocity[0]
+    theirs_draw, ours_draw = (torch.Generator().manual_seed(3) for _ in range(2))
+    state = solver.initial_state()
+    for index in range(begin, num_steps):
+        timestep = scheduler.timesteps[index]
+        theirs = scheduler.step(velocity[index][None], timestep, theirs, generator=theirs_draw).prev_sample
+        ours, state = solver.step(state, index, velocity[index], ours, ours_draw)
+        assert torch.equal(ours, theirs[0])
+        assert torch.equal(ours_draw.get_state(), theirs_draw.get_state())
+    estimate = solver.denoised(velocity[0], velocity[1 % num_steps], num_steps - 1)
+    end = solver.step(state, num_steps - 1, velocity[1 % num_steps], velocity[0], ours_draw)[0]
+    torch.testing.assert_close(end, estimate, atol=1e-6, rtol=0)  # the last step adds no noise
+
+
+@pytest.mark.parametrize(
     ("scheduler", "named"),
     [
         (DDIMScheduler(), "DDIMScheduler"),
@@ -146,6 +171,7 @@ def test_a_stochastic_solver_draws_from_the_generator():
         (UniPCMultistepScheduler(use_flow_sigmas=True), "prediction_type"),
         (unipc(thresholding=True), "thresholding"),
         (FlowMatchEulerDiscreteScheduler(invert_sigmas=True), "invert_sigmas"),
+        (FlowMatchLCMScheduler(scale_factors=[0.5, 1.0]), "scale_factors"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
