@@ -125,9 +125,11 @@ class StorageConfig(Section):
 
 class LimitsConfig(Section):
     max_queued_jobs: int = Field(1_000, ge=1)
-    max_body_bytes: int = Field(64 << 20, ge=1024)
+    max_body_bytes: int = Field(256 << 20, ge=1024)
     max_image_bytes: int = Field(20 << 20, ge=1024)
-    max_image_pixels: int = Field(40_000_000, ge=1)
+    max_image_pixels: int = Field(40_000_000, ge=1, description="of an image, and of a frame of a video")
+    max_video_bytes: int = Field(200 << 20, ge=1024)
+    max_video_frames: int = Field(2_000, ge=1)
     fetch_timeout_s: float = Field(10, gt=0)
     sync_timeout_s: float = Field(600, gt=0, description="the longest that a synchronous image request waits")
 
