@@ -48,6 +48,7 @@ class ModelCard:
     size_multiple: height and width are multiples of it (VAE factor times patch).
     frame_stride: num_frames is `frame_stride * k + 1`.
     max_tokens: the longest sequence that one request may bring to the transformer.
+    min_steps: fewest steps of a schedule; equal to `max_steps` where a distilled model has a schedule of its own.
     inputs: what a task takes, where it differs from `inputs.STANDARD`.
     parameters: of this family; every spec has them all in `extra`.
     cfg_parameters: classifier-free guidance runs where one of these is above 1.
@@ -87,6 +88,7 @@ class ModelCard:
     has_audio: bool = False
     is_guest: bool = False
     max_text_tokens: int = 0
+    min_steps: int = 1
 
     def num_tokens(self, height: int, width: int, num_frames: int) -> int:
         """Length of the transformer's sequence for what is generated: without text and reference pictures."""
@@ -128,7 +130,7 @@ class ModelCard:
             if side % self.size_multiple:
                 raise FieldError(name, f"{name}={side} must be a multiple of {self.size_multiple}")
         self._check_frames(spec)
-        _between("num_inference_steps", spec.num_inference_steps, 1, self.max_steps)
+        _between("num_inference_steps", spec.num_inference_steps, self.min_steps, self.max_steps)
         _between("guidance_scale", spec.guidance_scale, 0.0, self.max_guidance)
         _between("fps", spec.fps, 1, self.max_fps)
         _between("seed", spec.seed, 0, MAX_SEED)

@@ -20,6 +20,9 @@ FAMILY_PARAMETERS = (
     "stg_scale",
     "modality_scale",
     "audio_guidance_scale",
+    "audio_stg_scale",
+    "audio_modality_scale",
+    "audio_guidance_rescale",
 )
 """Fields of the request that only some families take: those of `ModelCard.parameters`."""
 MAX_SAMPLES = 10
@@ -116,6 +119,9 @@ class GenerationRequest(Strict):
     stg_scale: float | None = Field(None, description="spatio-temporal guidance (LTX)")
     modality_scale: float | None = Field(None, description="how strongly sound and picture follow each other (LTX)")
     audio_guidance_scale: float | None = Field(None, description="guidance of the sound (LTX)")
+    audio_stg_scale: float | None = Field(None, description="spatio-temporal guidance of the sound (LTX)")
+    audio_modality_scale: float | None = Field(None, description="how strongly the sound follows the picture (LTX)")
+    audio_guidance_rescale: float | None = Field(None, description="guidance_rescale of the sound (LTX)")
     n: int = Field(1, ge=1, le=MAX_SAMPLES)
     previews: int = Field(0, ge=0, le=MAX_PREVIEWS, description="previews per sample, from the x0 estimate")
     output: Output = Output()
