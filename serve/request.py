@@ -11,26 +11,31 @@ from raydiance.models.spec import Task
 
 ImageFormat = Literal["png", "webp", "jpeg"]
 VideoFormat = Literal["mp4", "webm"]
-FAMILY_PARAMETERS = (
-    "guidance_scale_2",
-    "true_cfg_scale",
-    "image_guidance_scale",
-    "conditioning_scale",
-    "guidance_rescale",
-    "stg_scale",
-    "modality_scale",
-    "audio_guidance_scale",
-    "audio_stg_scale",
-    "audio_modality_scale",
-    "audio_guidance_rescale",
-)
-"""Fields of the request that only some families take: those of `ModelCard.parameters`."""
 MAX_SAMPLES = 10
 MAX_PREVIEWS = 3
 
 
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class FamilyParameters(Strict):
+    """Numbers that only some families take: those of `ModelCard.parameters`. Every route takes them by these names."""
+
+    guidance_scale_2: float | None = Field(None, description="guidance of the expert for little noise (Wan 2.2 A14B)")
+    true_cfg_scale: float | None = Field(None, description="classifier-free guidance of a guidance-distilled model")
+    image_guidance_scale: float | None = Field(None, description="how strongly a reference picture steers")
+    conditioning_scale: float | None = Field(None, description="how strongly references and video steer (VACE)")
+    guidance_rescale: float | None = Field(None, description="how far guidance is kept from raising contrast (LTX)")
+    stg_scale: float | None = Field(None, description="spatio-temporal guidance (LTX)")
+    modality_scale: float | None = Field(None, description="how strongly sound and picture follow each other (LTX)")
+    audio_guidance_scale: float | None = Field(None, description="guidance of the sound (LTX)")
+    audio_stg_scale: float | None = Field(None, description="spatio-temporal guidance of the sound (LTX)")
+    audio_modality_scale: float | None = Field(None, description="how strongly the sound follows the picture (LTX)")
+    audio_guidance_rescale: float | None = Field(None, description="guidance_rescale of the sound (LTX)")
+
+
+FAMILY_PARAMETERS: tuple[str, ...] = tuple(FamilyParameters.model_fields)
 
 
 class Source(Strict):
@@ -63,9 +68,26 @@ class MaskInput(Strict):
     source: Source
 
 
+class Clip(Strict):
+    """What a video was found to be. Sizes in pixels, upright; `fps` as the file has it."""
+
+    width: int
+    height: int
+    num_frames: int
+    fps: float
+
+
 class VideoInput(Strict):
+    """A video. In the role `video` it is worked on. A `previous` one is gone on from: its last frame is the first frame
+    of what is made, and the result's file holds both.
+
+    Size, `fps` and, for `video`, the length that a request leaves out are taken from it.
+    """
+
     type: Literal["video"] = "video"
+    role: Literal["video", "previous"] = "video"
     source: Source
+    clip: Clip | None = Field(None, description="told by the server")
 
 
 class TextInput(Strict):
@@ -90,7 +112,7 @@ def _metadata(values: dict[str, str]) -> dict[str, str]:
     return values
 
 
-class GenerationRequest(Strict):
+class GenerationRequest(FamilyParameters):
     """One job: a prompt, its inputs, and `n` samples that differ in their seed alone.
 
     What is left out takes the model's default. `seed` of sample i is `seed + i`; without a seed one is drawn and kept.
@@ -111,17 +133,6 @@ class GenerationRequest(Strict):
     seed: int | None = None
     strength: float | None = None
     audio: bool | None = Field(None, description="whether a video has sound, where the model makes any")
-    guidance_scale_2: float | None = Field(None, description="guidance of the expert for little noise (Wan 2.2 A14B)")
-    true_cfg_scale: float | None = Field(None, description="classifier-free guidance of a guidance-distilled model")
-    image_guidance_scale: float | None = Field(None, description="how strongly a reference picture steers")
-    conditioning_scale: float | None = Field(None, description="how strongly references and video steer (VACE)")
-    guidance_rescale: float | None = None
-    stg_scale: float | None = Field(None, description="spatio-temporal guidance (LTX)")
-    modality_scale: float | None = Field(None, description="how strongly sound and picture follow each other (LTX)")
-    audio_guidance_scale: float | None = Field(None, description="guidance of the sound (LTX)")
-    audio_stg_scale: float | None = Field(None, description="spatio-temporal guidance of the sound (LTX)")
-    audio_modality_scale: float | None = Field(None, description="how strongly the sound follows the picture (LTX)")
-    audio_guidance_rescale: float | None = Field(None, description="guidance_rescale of the sound (LTX)")
     n: int = Field(1, ge=1, le=MAX_SAMPLES)
     previews: int = Field(0, ge=0, le=MAX_PREVIEWS, description="previews per sample, from the x0 estimate")
     output: Output = Output()
@@ -135,9 +146,20 @@ def given(request: GenerationRequest, task: Task) -> list[tuple[Role, str]]:
     return [(role_of(i, task), i.source.artifact) for i in files if i.source.artifact is not None]
 
 
+def given_video(request: GenerationRequest) -> VideoInput | None:
+    return next((i for i in request.inputs if isinstance(i, VideoInput)), None)
+
+
+def previous_video(request: GenerationRequest) -> VideoInput | None:
+    """The video that the result goes on from, and is joined to."""
+    return next((i for i in request.inputs if isinstance(i, VideoInput) and i.role == "previous"), None)
+
+
 def role_of(item: ImageInput | MaskInput | VideoInput, task: Task) -> Role:
     """The role of an input; that of a picture without one follows from the task."""
-    if not isinstance(item, ImageInput):
-        return item.type
+    if isinstance(item, MaskInput):
+        return "mask"
+    if isinstance(item, VideoInput):
+        return "first_frame" if item.role == "previous" else "video"
     images = [a.role for a in STANDARD[task] if a.role in IMAGE_ROLES]
     return item.role or (images[0] if images else "reference")
