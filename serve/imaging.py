@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,10 @@ def open_image(data: bytes, limits: LimitsConfig, field: str) -> Image.Image:
         UnsupportedMedia: not a PNG, JPEG, WebP or GIF.
         InvalidRequest: truncated or damaged.
     """
+    return _open(data, limits, field, _flatten)
+
+
+def _open(data: bytes, limits: LimitsConfig, field: str, finish: Callable[[Image.Image], Image.Image]) -> Image.Image:
     if len(data) > limits.max_image_bytes:
         raise TooLarge(f"the image has {len(data)} bytes; at most {limits.max_image_bytes} are taken", field)
     try:
@@ -42,13 +47,29 @@ def open_image(data: bytes, limits: LimitsConfig, field: str) -> Image.Image:
             size = f"{image.width}x{image.height}"
             raise TooLarge(f"the image is {size}; at most {limits.max_image_pixels} pixels are taken", field)
         image.load()
-        return _flatten(ImageOps.exif_transpose(image))
+        return finish(ImageOps.exif_transpose(image))
     except UnidentifiedImageError as e:
         raise UnsupportedMedia(f"the image is none of {', '.join(FORMATS)}", field) from e
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as e:
         raise TooLarge("the image has more pixels than can be decoded", field) from e
     except _DAMAGED as e:
         raise InvalidRequest("the image is truncated or damaged", field) from e
+
+
+def open_mask(data: bytes, limits: LimitsConfig, field: str) -> Image.Image:
+    """A mask as grey: 255 where to paint. Where it has transparency, that says so: what is transparent is painted.
+
+    Raises as `open_image` does.
+    """
+    return _open(data, limits, field, _to_mask)
+
+
+def _to_mask(image: Image.Image) -> Image.Image:
+    if image.has_transparency_data:
+        alpha = image.convert("RGBA").getchannel("A")
+        if alpha.getextrema() != (255, 255):
+            return ImageOps.invert(alpha)
+    return _flatten(image).convert("L")
 
 
 def open_stored(data: bytes) -> Image.Image:

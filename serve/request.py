@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -11,6 +11,7 @@ from raydiance.models.spec import Task
 
 ImageFormat = Literal["png", "webp", "jpeg"]
 VideoFormat = Literal["mp4", "webm"]
+IMAGE_FORMATS: tuple[ImageFormat, ...] = get_args(ImageFormat)
 MAX_SAMPLES = 10
 MAX_PREVIEWS = 3
 

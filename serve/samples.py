@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from raydiance.models.card import ModelCard
 from raydiance.models.inputs import Role
-from raydiance.models.spec import VIDEO_TASKS, FieldError, Spec, Task
-from raydiance.serve.request import FAMILY_PARAMETERS, GenerationRequest, ImageInput, TextInput, role_of
+from raydiance.models.spec import TASKS, VIDEO_TASKS, FieldError, Spec, Task
+from raydiance.serve.request import (
+    FAMILY_PARAMETERS,
+    IMAGE_FORMATS,
+    Clip,
+    GenerationRequest,
+    ImageInput,
+    TextInput,
+    given_video,
+    previous_video,
+    role_of,
+)
 
 
 def resolve(request: GenerationRequest, card: ModelCard, seed: int) -> list[Spec]:
@@ -20,7 +31,7 @@ def resolve(request: GenerationRequest, card: ModelCard, seed: int) -> list[Spec
     Raises:
         FieldError: names the field, the value and the limit.
     """
-    task = request.task or _infer_task(request, card)
+    task = request.task or infer_task(request, card)
     _check_inputs(request, card, task)
     base = _base_spec(request, card, task, seed if request.seed is None else request.seed)
     specs = [card.check(Spec(**{**base, "seed": base["seed"] + i})) for i in range(request.n)]
@@ -48,25 +59,59 @@ def default_spec(card: ModelCard, num_inference_steps: int) -> Spec:
     )
 
 
-def _infer_task(request: GenerationRequest, card: ModelCard) -> Task:
-    """The task that takes these inputs; of several, the first that the model does."""
+def infer_task(request: GenerationRequest, card: ModelCard, among: Sequence[Task] = TASKS) -> Task:
+    """The task that these inputs are for: of several, the first that the model does and that takes them all."""
+    order = [task for task in _fitting(request) if task in among]
+    done = [task for task in order if task in card.tasks]
+    whole = [task for task in done if _takes(card, task, request)]
+    return (whole or done or order or [t for t in among if t in card.tasks] or list(among))[0]
+
+
+def _fitting(request: GenerationRequest) -> list[Task]:
     kinds = {i.type for i in request.inputs}
     roles = {i.role for i in request.inputs if isinstance(i, ImageInput)}
-    single = request.num_frames == 1
-    fitting: list[Task]
-    if kinds & {"video", "mask"}:
-        fitting = ["video-to-video"]
-    elif roles & {"first_frame", "last_frame"}:
-        fitting = ["image-to-video"]
-    elif "init" in roles:
-        fitting = ["image-to-image"]
-    elif "reference" in roles:
-        fitting = ["image-edit", "reference-to-video"]
-    elif roles:
-        fitting = ["image-edit", "image-to-image"] if single else ["image-to-video", "image-edit", "image-to-image"]
-    else:
-        fitting = ["text-to-image", "text-to-video"] if single else ["text-to-video", "text-to-image"]
-    return next((task for task in fitting if task in card.tasks), fitting[0])
+    is_image = request.num_frames == 1 or request.output.format in IMAGE_FORMATS
+    if previous_video(request) is not None or roles & {"first_frame", "last_frame"}:
+        return ["image-to-video"]
+    if "video" in kinds or ("mask" in kinds and not roles):
+        return ["video-to-video"]
+    if "init" in roles:
+        return ["image-to-image"]
+    if "reference" in roles:
+        return ["image-edit", "image-to-image"] if is_image else ["image-edit", "reference-to-video"]
+    if roles:
+        images: list[Task] = ["image-edit", "image-to-image"]
+        return images if is_image else ["image-to-video", "reference-to-video", *images]
+    return ["text-to-image", "text-to-video"] if is_image else ["text-to-video", "text-to-image"]
+
+
+def _takes(card: ModelCard, task: Task, request: GenerationRequest) -> bool:
+    """Whether a task takes these inputs, all of them, and a strength if there is one."""
+    accepts = {a.role: a for a in card.accepts(task)}
+    count = Counter(role_of(i, task) for i in request.inputs if not isinstance(i, TextInput))
+    takes_strength = request.strength is None or task in card.strength_tasks
+    needs = all(count[role] for role, a in accepts.items() if a.required)
+    return takes_strength and needs and all(r in accepts and n <= accepts[r].max_count for r, n in count.items())
+
+
+def follow_video(request: GenerationRequest, card: ModelCard) -> GenerationRequest:
+    """What the request leaves out and a given video has: size, frames per second, and its length if it is worked on.
+
+    Rounded down to what the model makes. A video that nobody has looked into yet counts as the smallest there is.
+    """
+    video = given_video(request)
+    if video is None:
+        return request
+    multiple, stride = card.size_multiple, card.frame_stride
+    clip = video.clip or Clip(width=multiple, height=multiple, num_frames=1, fps=1)
+    found = {
+        "width": max(clip.width // multiple, 1) * multiple,
+        "height": max(clip.height // multiple, 1) * multiple,
+        "fps": max(round(clip.fps), 1),
+    }
+    if video.role == "video" and request.seconds is None:
+        found["num_frames"] = (clip.num_frames - 1) // stride * stride + 1
+    return request.model_copy(update={name: v for name, v in found.items() if getattr(request, name) is None})
 
 
 def _check_inputs(request: GenerationRequest, card: ModelCard, task: Task) -> None:
@@ -85,7 +130,8 @@ def _check_inputs(request: GenerationRequest, card: ModelCard, task: Task) -> No
             takes = ", ".join(accepts) or "no input"
             raise FieldError(f"inputs.{i}", f"task '{task}' of model '{card.id}' takes no {what}; it takes {takes}")
         if count[role] > accepts[role].max_count:
-            raise FieldError("inputs", f"{count[role]} inputs of role '{role}'; the limit is {accepts[role].max_count}")
+            limit = accepts[role].max_count
+            raise FieldError(f"inputs.{i}", f"{count[role]} inputs of role '{role}' with {task}; the limit is {limit}")
     for role, accepted in accepts.items():
         if accepted.required and not count[role]:
             what = role if role in ("video", "mask") else f"an image of role '{role}'"
@@ -160,6 +206,8 @@ def _check_honoured(request: GenerationRequest, card: ModelCard, spec: Spec) -> 
             raise FieldError("negative_prompt", f"model '{card.id}' takes no negative_prompt")
         needed = " or ".join(card.cfg_parameters)
         raise FieldError("negative_prompt", f"negative_prompt has an effect only where {needed} is above 1")
+    if previous_video(request) is not None and spec.num_frames < 2:
+        raise FieldError("num_frames", f"num_frames={spec.num_frames}: its first frame is the last one of the video")
     video = task in VIDEO_TASKS
     suffixes = ("mp4", "webm") if video else ("png", "webp", "jpeg")
     if request.output.format is not None and request.output.format not in suffixes:

@@ -17,15 +17,15 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from raydiance.models.card import ModelCard
-from raydiance.models.spec import FieldError
-from raydiance.serve import media
+from raydiance.models.spec import FieldError, Spec
+from raydiance.serve import clips, media
 from raydiance.serve.background import finish
 from raydiance.serve.config import Config
 from raydiance.serve.errors import Conflict, InvalidRequest, NotFound, TooManyRequests, Unavailable
 from raydiance.serve.events import Event
 from raydiance.serve.inputs import store_inputs
 from raydiance.serve.request import GenerationRequest
-from raydiance.serve.samples import resolve
+from raydiance.serve.samples import follow_video, resolve
 from raydiance.serve.storage.artifacts import ArtifactStore
 from raydiance.serve.storage.job import Artifact, Job, JobState, artifact_prefix, new_job_id, now
 from raydiance.serve.storage.jobs import JobStore
@@ -33,9 +33,10 @@ from raydiance.serve.storage.jobs import JobStore
 log = logging.getLogger("ray.serve")
 LOST = (RayActorError, DeploymentUnavailableError, BackPressureError)
 RECONNECT_S = 0.5
-DERIVED: dict[str, tuple[str, str, Callable[[Any], bytes]]] = {
-    "thumbnail": ("webp", "image/webp", media.thumbnail),
-    "spritesheet": ("jpg", "image/jpeg", media.spritesheet),
+SHEET_FRAMES = 25
+DERIVED: dict[str, tuple[str, str, Callable[[bytes, int], bytes]]] = {
+    "thumbnail": ("webp", "image/webp", lambda video, count: media.thumbnail(clips.pick(video, [count // 2]))),
+    "spritesheet": ("jpg", "image/jpeg", lambda video, count: media.spritesheet(clips.pick(video, _spread(count)))),
 }
 
 
@@ -108,10 +109,7 @@ class Service:
     async def _submit(self, request: GenerationRequest, idempotency_key: str | None, remixed_from: str | None) -> Job:
         card = await self.card(request.model)
         seed = secrets.randbelow(2**31) if request.seed is None else request.seed
-        try:
-            specs = resolve(request, card, seed)
-        except FieldError as e:
-            raise InvalidRequest(e.message, e.field) from e
+        specs = _resolve(request, card, seed)
         if request.webhook is not None and self.config.webhooks.secret is None:
             raise InvalidRequest("webhook is refused: this server has no webhooks.secret to sign with", "webhook")
         body_hash = hashlib.sha256(request.model_dump_json().encode()).hexdigest() if idempotency_key else None
@@ -130,17 +128,18 @@ class Service:
             artifacts=self.artifacts,
             allow_artifacts=remixed_from is not None,
         )
-        job = Job(
-            id=job_id,
-            kind=kind,
-            model=card.id,
-            request=stored.model_copy(update={"seed": seed, "model": card.id}),
-            specs=[s.to_dict() for s in specs],
-            created_at=now(),
-            remixed_from=remixed_from,
-        )
         accepted = False
         try:
+            specs = _resolve(stored, card, seed)  # now that a given video is known
+            job = Job(
+                id=job_id,
+                kind=kind,
+                model=card.id,
+                request=stored.model_copy(update={"seed": seed, "model": card.id}),
+                specs=[s.to_dict() for s in specs],
+                created_at=now(),
+                remixed_from=remixed_from,
+            )
             stored_job = await asyncio.to_thread(
                 lambda: self.jobs.create(job, idempotency_key=idempotency_key, body_hash=body_hash)
             )
@@ -256,11 +255,24 @@ class Service:
             size_bytes = await self.artifacts.size(key)
         except NotFound:
             video = await self.artifacts.get(content.key)
-            data = await asyncio.to_thread(lambda: make(media.decode_video(video)[0]))
+            data = await asyncio.to_thread(make, video, content.num_frames)
             await self.artifacts.put(key, data)
             size_bytes = len(data)
         update = {"key": key, "variant": variant, "content_type": content_type, "size_bytes": size_bytes}
         return content.model_copy(update={**update, "num_frames": 1, "fps": None})
+
+
+def _spread(count: int) -> list[int]:
+    """Up to `SHEET_FRAMES` of `count` frames, evenly from the first to the last."""
+    shown = min(count, SHEET_FRAMES)
+    return [round(i * (count - 1) / max(shown - 1, 1)) for i in range(shown)]
+
+
+def _resolve(request: GenerationRequest, card: ModelCard, seed: int) -> list[Spec]:
+    try:
+        return resolve(follow_video(request, card), card, seed)
+    except FieldError as e:
+        raise InvalidRequest(e.message, e.field) from e
 
 
 def final_event(job: Job, after: int = 0) -> Event:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,14 +11,17 @@ from PIL import Image
 
 from raydiance.models.inputs import IMAGE_ROLES, Accepts, ImageRole, Inputs
 from raydiance.models.spec import Spec
-from raydiance.serve import imaging, media
+from raydiance.serve import clips, imaging, media
 from raydiance.serve.stages.messages import Given
+
+Frames = NDArray[np.uint8]
 
 
 def read_inputs(files: Sequence[tuple[Given, bytes]], spec: Spec) -> Inputs:
     """Decodes and fits them. References stay as they came: families scale them by rules of their own.
 
-    A video is cut, or held at its last frame, to the spec's `num_frames`; a mask may be a picture or a video.
+    A video is cut, or held at its last frame, to the spec's `num_frames`; a mask may be a picture or a video. A video
+    in the role of a picture is one that is gone on from: its last frame.
 
     Raises:
         InvalidRequest, ValueError: a file is damaged.
@@ -25,16 +29,14 @@ def read_inputs(files: Sequence[tuple[Given, bytes]], spec: Spec) -> Inputs:
     images: dict[ImageRole, list[Image.Image]] = {}
     video, mask = None, None
     for item, data in files:
+        is_video = media.is_video(data)
         if item.role == "video":
-            video = _frames(media.decode_video(data)[0], spec)
+            video = _frames(data, spec)
         elif item.role == "mask":
-            if media.is_video(data):
-                frames = _frames(media.decode_video(data)[0], spec)
-            else:
-                frames = _fit(np.asarray(imaging.open_stored(data))[None], spec)
+            frames = _frames(data, spec) if is_video else _fit(np.asarray(imaging.open_stored(data)), spec)[None]
             mask = np.where(frames.mean(axis=-1) >= 128, 255, 0).astype(np.uint8)
         else:
-            image = imaging.open_stored(data)
+            image = Image.fromarray(clips.last_frame(data)) if is_video else imaging.open_stored(data)
             fitted = image if item.role == "reference" else imaging.fit(image, spec.width, spec.height)
             images.setdefault(item.role, []).append(fitted)
     return Inputs(images, video, mask)
@@ -50,10 +52,28 @@ def blank_inputs(spec: Spec, accepts: Sequence[Accepts]) -> Inputs:
     return Inputs(images, video, mask)
 
 
-def _frames(frames: NDArray[np.uint8], spec: Spec) -> NDArray[np.uint8]:
-    held = frames[np.minimum(np.arange(spec.num_frames), len(frames) - 1)]
-    return _fit(held, spec)
+def joined(previous: bytes, chunks: Iterable[Frames], spec: Spec) -> Iterator[Frames]:
+    """A video and what goes on from it [t, H, W, 3], as chunks of one. The frame that both have is there once.
+
+    Raises:
+        ValueError: `previous` is damaged.
+    """
+    for frame in clips.frames(previous):
+        yield _fit(frame, spec)[None]
+    skip = 1
+    for chunk in chunks:
+        if len(chunk) > skip:
+            yield chunk[skip:]
+        skip = max(0, skip - len(chunk))
 
 
-def _fit(frames: NDArray[np.uint8], spec: Spec) -> NDArray[np.uint8]:
-    return np.stack([np.asarray(imaging.fit(Image.fromarray(f), spec.width, spec.height)) for f in frames])
+def _frames(data: bytes, spec: Spec) -> Frames:
+    """[T, H, W, 3]; no more than T frames are decoded."""
+    frames = [_fit(frame, spec) for frame in islice(clips.frames(data), spec.num_frames)]
+    if not frames:
+        raise ValueError("the stored video has no frames")
+    return np.stack(frames + frames[-1:] * (spec.num_frames - len(frames)))
+
+
+def _fit(frame: Frames, spec: Spec) -> Frames:
+    return np.asarray(imaging.fit(Image.fromarray(frame), spec.width, spec.height))

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, cast
@@ -18,8 +18,8 @@ from raydiance.models import registry, resolve
 from raydiance.models.spec import Spec
 from raydiance.serve import imaging, media
 from raydiance.serve.config import Config, ModelConfig
-from raydiance.serve.request import ImageFormat, Output, VideoFormat
-from raydiance.serve.stages.given import blank_inputs, read_inputs
+from raydiance.serve.request import ImageFormat, Output, VideoFormat, VideoInput
+from raydiance.serve.stages.given import blank_inputs, joined, read_inputs
 from raydiance.serve.stages.messages import Decoded, Given
 from raydiance.serve.storage.artifacts import ArtifactStore
 from raydiance.serve.storage.job import Artifact
@@ -51,11 +51,30 @@ class VAEDecoder:
         tensors: Mapping[str, torch.Tensor] = await self._on_device(self._family.encode_inputs, spec, inputs)
         return tensors
 
-    async def decode(self, latents: torch.Tensor, spec: Spec, output: Output, prefix: str, index: int) -> Decoded:
-        """Decodes, encodes and stores one sample. Running it twice writes the same files again."""
+    async def decode(
+        self,
+        latents: torch.Tensor,
+        spec: Spec,
+        output: Output,
+        prefix: str,
+        index: int,
+        previous: VideoInput | None = None,
+    ) -> Decoded:
+        """Decodes, encodes and stores one sample. Running it twice writes the same files again.
+
+        Args:
+            previous: a stored video that comes before it in the file.
+        """
         started = time.monotonic()
-        chunks = await self._decode(latents, spec)
+        chunks: Iterable[np.ndarray] = await self._decode(latents, spec)
         decoded = time.monotonic()
+        num_frames = spec.num_frames
+        if previous is not None:
+            key, clip = previous.source.artifact, previous.clip
+            if key is None or clip is None:
+                raise ValueError("the previous video was not stored with the job")
+            chunks = joined(await self._artifacts.get(key), chunks, spec)
+            num_frames += clip.num_frames - 1
         suffix, content_type, data = await asyncio.to_thread(_encode, chunks, spec, output)
         encoded = time.monotonic()
         key = f"{prefix}/{index}.{suffix}"
@@ -67,7 +86,7 @@ class VAEDecoder:
             size_bytes=len(data),
             width=spec.width,
             height=spec.height,
-            num_frames=spec.num_frames,
+            num_frames=num_frames,
             fps=spec.fps if spec.is_video else None,
             seed=spec.seed,
         )
@@ -97,10 +116,14 @@ class VAEDecoder:
         return await asyncio.get_running_loop().run_in_executor(self._device_thread, function, *args)
 
 
-def _encode(chunks: list[np.ndarray], spec: Spec, output: Output) -> tuple[str, str, bytes]:
+def _encode(chunks: Iterable[np.ndarray], spec: Spec, output: Output) -> tuple[str, str, bytes]:
     """Frames -> suffix, content type and bytes of the file."""
     if spec.is_video:
         video_format = cast("VideoFormat", output.format or "mp4")
         return video_format, media.CONTENT_TYPES[video_format], media.encode_video(iter(chunks), spec.fps, video_format)
     suffix = cast("ImageFormat", output.format or "png")
-    return suffix, imaging.CONTENT_TYPES[suffix], imaging.encode_image(chunks[0][0], suffix, output.compression)
+    return (
+        suffix,
+        imaging.CONTENT_TYPES[suffix],
+        imaging.encode_image(next(iter(chunks))[0], suffix, output.compression),
+    )

@@ -18,7 +18,7 @@ from raydiance.models.spec import Spec
 from raydiance.serve.calls import ask, call, stream
 from raydiance.serve.errors import CheckpointRefused, GenerationFailed
 from raydiance.serve.feed import Feed
-from raydiance.serve.request import given
+from raydiance.serve.request import given, previous_video
 from raydiance.serve.samples import default_spec
 from raydiance.serve.stages.messages import (
     Checkpointed,
@@ -157,7 +157,8 @@ class Walk:
 
     async def _decode(self, index: int, spec: Spec, latents: ObjectRef[Any]) -> Artifact:
         output, prefix = self._job.request.output, artifact_prefix(self._job.id)
-        decoded: Decoded = await ask(self._stages.vae_decoder, "decode", latents, spec, output, prefix, index)
+        previous = previous_video(self._job.request)
+        decoded: Decoded = await ask(self._stages.vae_decoder, "decode", latents, spec, output, prefix, index, previous)
         for stage, seconds in decoded.timings.items():
             self._time(stage, seconds)
         return decoded.artifact

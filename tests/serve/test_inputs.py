@@ -13,7 +13,7 @@ from raydiance.serve import netguard
 from raydiance.serve.config import LimitsConfig, NetworkConfig
 from raydiance.serve.errors import InvalidRequest, NotFound, TooLarge, UnsupportedMedia
 from raydiance.serve.inputs import store_inputs
-from raydiance.serve.request import GenerationRequest
+from raydiance.serve.request import GenerationRequest, given
 from raydiance.serve.storage.artifacts import ArtifactStore
 
 PREFIX = "jobs/image_1"
@@ -66,7 +66,7 @@ def test_base64_and_data_urls_are_stored_as_png(artifacts: ArtifactStore) -> Non
     keys = [i.source.artifact for i in stored.inputs]  # type: ignore[union-attr]
     assert keys == [f"{PREFIX}/input-{i}.png" for i in range(3)]
     assert [_colour(artifacts, str(k)) for k in keys] == [(255, 0, 0), (0, 0, 255), (0, 255, 0)]
-    assert stored.image_roles() == ["init"] * 3
+    assert given(stored, "image-to-image") == [("init", key) for key in keys]
 
 
 def test_urls_are_fetched_under_the_guard(artifacts: ArtifactStore) -> None:
@@ -141,13 +141,9 @@ def test_artifacts_are_copied_where_they_are_allowed(artifacts: ArtifactStore) -
         assert error.value.param == "inputs.0.source"
 
 
-def test_text_stays_and_other_inputs_are_refused(artifacts: ArtifactStore) -> None:
+def test_text_stays(artifacts: ArtifactStore) -> None:
     text = GenerationRequest.model_validate({"inputs": [{"type": "text", "text": "a cat"}]})
     assert _store(text, artifacts) == text
-    video = GenerationRequest.model_validate({"inputs": [{"type": "video", "source": {"b64": "AAAA"}}]})
-    with pytest.raises(InvalidRequest, match="'video'") as error:
-        _store(video, artifacts)
-    assert error.value.param == "inputs.0.type"
 
 
 def test_the_webhook_is_checked_first(artifacts: ArtifactStore) -> None:

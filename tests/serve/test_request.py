@@ -91,7 +91,7 @@ def test_text_inputs_are_prompts() -> None:
         ({"height": 4096, "width": 4096}, "size", "10000"),
         ({"strength": 0.5}, "strength", "image-to-image"),
         ({"inputs": [INIT], "strength": 0.01}, "strength", "no step"),
-        ({"inputs": [INIT, INIT]}, "inputs", "the limit is 1"),
+        ({"inputs": [INIT, INIT]}, "inputs.1", "the limit is 1"),
         ({"inputs": [FIRST], "task": "text-to-video"}, "inputs.0", "takes no image"),
         ({"task": "image-to-video"}, "inputs", "needs an image"),
         ({"inputs": [{"type": "mask", "source": {"b64": "x"}}]}, "inputs", "cannot do 'video-to-video'"),
@@ -102,7 +102,7 @@ def test_text_inputs_are_prompts() -> None:
         ({"negative_prompt": "b", "guidance_scale": 1.0}, "negative_prompt", "guidance_scale is above 1"),
         ({"true_cfg_scale": 4.0}, "true_cfg_scale", "nothing that model"),
         ({"audio": True}, "audio", "no sound"),
-        ({"output": {"format": "png"}}, "output.format", "mp4"),
+        ({"output": {"format": "png"}, "task": "text-to-video"}, "output.format", "mp4"),
         ({"task": "text-to-image", "output": {"format": "mp4"}}, "output.format", "png"),
     ],
 )

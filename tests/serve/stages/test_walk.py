@@ -50,7 +50,9 @@ class Doubles:
         self.lose("generate")
         yield Denoised(LATENTS, 0.0)
 
-    async def decode(self, latents: Any, spec: Spec, output: Any, prefix: str, index: int) -> Decoded:
+    async def decode(
+        self, latents: Any, spec: Spec, output: Any, prefix: str, index: int, previous: Any = None
+    ) -> Decoded:
         self.lose("decode")
         file = Artifact(
             key=f"{prefix}/{index}.mp4", index=index, content_type="video/mp4", size_bytes=1, width=32, height=32
