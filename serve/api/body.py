@@ -40,7 +40,12 @@ async def read_body(request: Request, limits: LimitsConfig) -> Body:
     if kind == b"application/json":
         body = Body(_parse_json(await request.body()))
     elif kind == b"multipart/form-data":
-        parts = await read_parts(request.stream(), options.get(b"boundary"), max_file_bytes=limits.max_image_bytes)
+        parts = await read_parts(
+            request.stream(),
+            options.get(b"boundary"),
+            max_image_bytes=limits.max_image_bytes,
+            max_video_bytes=limits.max_video_bytes,
+        )
         body = _from_parts(parts)
     elif kind == b"application/x-www-form-urlencoded":
         body = _from_parts(_parse_query(await request.body()))

@@ -13,6 +13,7 @@ from raydiance.serve.errors import InvalidRequest, TooLarge
 
 MAX_FIELDS = 128
 MAX_FILES = 16
+VIDEO_FIELDS = ("video", "mask")
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,13 @@ class Part:
     value: str | bytes
 
 
-async def read_parts(stream: AsyncIterator[bytes], boundary: bytes | None, *, max_file_bytes: int) -> list[Part]:
+async def read_parts(
+    stream: AsyncIterator[bytes], boundary: bytes | None, *, max_file_bytes: int, max_video_bytes: int
+) -> list[Part]:
     """Raises InvalidRequest (malformed, or cut short), TooLarge (naming the field)."""
     if not boundary:
         raise InvalidRequest("the content-type multipart/form-data has no boundary")
-    reader = _Reader(max_file_bytes)
+    reader = _Reader(max_image_bytes, max_video_bytes)
     try:
         parser = MultipartParser(
             boundary,
@@ -54,10 +57,10 @@ async def read_parts(stream: AsyncIterator[bytes], boundary: bytes | None, *, ma
 class _Reader:
     """The parser's callbacks; it hands over slices of what it was given."""
 
-    def __init__(self, max_file_bytes: int) -> None:
+    def __init__(self, max_image_bytes: int, max_video_bytes: int) -> None:
         self.parts: list[Part] = []
         self.finished = False
-        self._max_file_bytes = max_file_bytes
+        self._limits = {"max_image_bytes": max_image_bytes, "max_video_bytes": max_video_bytes}
         self._num_files = 0
 
     def begin(self) -> None:
@@ -95,10 +98,10 @@ class _Reader:
 
     def data(self, data: bytes, start: int, end: int) -> None:
         self._data += data[start:end]
-        if self._is_file and len(self._data) > self._max_file_bytes:
+        limit = "max_video_bytes" if self._name in VIDEO_FIELDS else "max_image_bytes"
+        if self._is_file and len(self._data) > self._limits[limit]:
             raise TooLarge(
-                f"the file in {shorten(self._name)} has more than {self._max_file_bytes} bytes "
-                "(limits.max_image_bytes)",
+                f"the file in {shorten(self._name)} has more than {self._limits[limit]} bytes (limits.{limit})",
                 shorten(self._name),
             )
 
