@@ -25,7 +25,7 @@ class Part:
 
 
 async def read_parts(
-    stream: AsyncIterator[bytes], boundary: bytes | None, *, max_file_bytes: int, max_video_bytes: int
+    stream: AsyncIterator[bytes], boundary: bytes | None, *, max_image_bytes: int, max_video_bytes: int
 ) -> list[Part]:
     """Raises InvalidRequest (malformed, or cut short), TooLarge (naming the field)."""
     if not boundary:
