@@ -8,12 +8,28 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from raydiance.serve.api.schemas import ImageEdit, ImageGeneration, VideoCreation, VideoRemix
+from raydiance.serve.api.fields import REPEATED
+from raydiance.serve.api.schemas import (
+    ImageEdit,
+    ImageGeneration,
+    VideoCreation,
+    VideoEdit,
+    VideoExtension,
+    VideoRemix,
+)
 from raydiance.serve.api.views import ErrorBody
 from raydiance.serve.request import GenerationRequest
 
 Responses = dict[int | str, dict[str, Any]]
-BODIES: Final[tuple[type[BaseModel], ...]] = (GenerationRequest, ImageGeneration, ImageEdit, VideoCreation, VideoRemix)
+BODIES: Final[tuple[type[BaseModel], ...]] = (
+    GenerationRequest,
+    ImageGeneration,
+    ImageEdit,
+    VideoCreation,
+    VideoEdit,
+    VideoExtension,
+    VideoRemix,
+)
 REF: Final = "#/components/schemas/{model}"
 EVENT_RESPONSES: Final[Responses] = {200: {"description": "the events", "content": {"text/event-stream": {}}}}
 FILE_RESPONSES: Final[Responses] = {
@@ -38,17 +54,26 @@ Every POST takes JSON or a form. A parameter that cannot be honoured is refused 
 
 
 def body_of(model: type[BaseModel], *files: str, required: str | None = None) -> dict[str, Any]:
-    """`openapi_extra` of a route whose body is `model`; in a form, `files` may be uploaded beside it."""
-    form: dict[str, Any] = {"$ref": REF.format(model=model.__name__)}
-    if files:
-        uploads = {name: {"type": "string", "format": "binary"} for name in files}
-        wanted = {} if required is None else {"required": [required]}
-        form = {"allOf": [form, {"type": "object", "properties": uploads, **wanted}]}
+    """`openapi_extra` of a route whose body is `model`; `files` may be sent beside it, in JSON as URLs."""
     content = {
-        "application/json": {"schema": {"$ref": REF.format(model=model.__name__)}},
-        "multipart/form-data": {"schema": form},
+        "application/json": {"schema": _with(model, files, required, "uri")},
+        "multipart/form-data": {"schema": _with(model, files, required, "binary")},
     }
     return {"requestBody": {"required": True, "content": content}}
+
+
+def _with(model: type[BaseModel], files: tuple[str, ...], required: str | None, form: str) -> dict[str, Any]:
+    schema: dict[str, Any] = {"$ref": REF.format(model=model.__name__)}
+    if not files:
+        return schema
+    one = {"type": "string", "format": form}
+    fields = {name: {"anyOf": [one, {"type": "array", "items": one}]} if name in REPEATED else one for name in files}
+    return {
+        "allOf": [
+            schema,
+            {"type": "object", "properties": fields, **({} if required is None else {"required": [required]})},
+        ]
+    }
 
 
 def install(app: FastAPI) -> None:

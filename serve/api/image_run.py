@@ -19,6 +19,7 @@ from raydiance.serve.api.schemas import ImageParameters
 from raydiance.serve.api.views import ImagesResponse, ImageView, Usage
 from raydiance.serve.background import spawn
 from raydiance.serve.errors import Conflict, GenerationFailed
+from raydiance.serve.request import ImageInput
 from raydiance.serve.storage.job import Artifact, Job, JobState, now
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class ImageRun:
             data=images,
             output_format=self._params.output_format,
             size=f"{specs[0].width}x{specs[0].height}",
-            usage=Usage.of(specs, await self._service.card(job.model)),
+            usage=Usage.of(specs, await self._service.card(job.model), _num_given(job)),
         )
 
     async def _image(self, artifact: Artifact, base_url: str) -> ImageView:
@@ -88,7 +89,7 @@ class ImageRun:
         job = _completed(await self._service.get(self._job.id))
         card = await self._service.card(job.model)
         for artifact in _images(job):
-            usage = Usage.of([Spec.from_dict(job.specs[artifact.index])], card).model_dump()
+            usage = Usage.of([Spec.from_dict(job.specs[artifact.index])], card, _num_given(job)).model_dump()
             yield self._encode("completed", await self._read(artifact), artifact.index, usage=usage)
 
     def _partial(self, preview: dict[str, Any]) -> bytes:
@@ -128,6 +129,10 @@ class ImageRun:
         """The caller has what it came for, or is no longer there: nobody waits for unfinished work."""
         if not self._has_ended and not self._keep:
             spawn(self._service.cancel(self._job.id))
+
+
+def _num_given(job: Job) -> int:
+    return sum(isinstance(i, ImageInput) for i in job.request.inputs)
 
 
 def _images(job: Job) -> list[Artifact]:

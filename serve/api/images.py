@@ -11,17 +11,11 @@ from fastapi.responses import StreamingResponse
 from raydiance.serve.api.body import Body, read_body
 from raydiance.serve.api.docs import IMAGE_RESPONSES, body_of
 from raydiance.serve.api.errors import wire_names
+from raydiance.serve.api.fields import FIELDS, Given, take_inputs
 from raydiance.serve.api.headers import IdempotencyKey
 from raydiance.serve.api.image_run import ImageRun
 from raydiance.serve.api.schemas import ImageEdit, ImageGeneration, ImageParameters
-from raydiance.serve.api.translate import (
-    IMAGE_NAMES,
-    edit_request,
-    edited_image,
-    generation_request,
-    refuse_files_except,
-    refuse_unsupported,
-)
+from raydiance.serve.api.translate import IMAGE_NAMES, edit_request, generation_request, refuse_unsupported
 from raydiance.serve.api.validation import validate
 from raydiance.serve.api.views import ImagesResponse
 from raydiance.serve.background import spawn
@@ -36,16 +30,16 @@ if TYPE_CHECKING:
 def router(service: Service, config: Config) -> APIRouter:
     routes = APIRouter(prefix="/v1/images", tags=["images"], responses=IMAGE_RESPONSES)
 
-    async def read(request: Request) -> Body:
+    async def read(request: Request) -> tuple[Body, Given]:
         body = await read_body(request, config.limits)
         refuse_unsupported(body)
-        return body
+        return body, take_inputs(body)
 
     async def answer(
-        request: Request, params: ImageParameters, wanted: GenerationRequest, key: str | None, event: str
+        request: Request, params: ImageParameters, wanted: GenerationRequest, key: str | None, event: str, given: Given
     ) -> ImagesResponse | StreamingResponse:
         submitting = asyncio.ensure_future(service.submit(wanted, idempotency_key=key))
-        with wire_names(IMAGE_NAMES):
+        with wire_names({**IMAGE_NAMES, **given.names("image")}):
             try:
                 job = await asyncio.shield(submitting)
             except asyncio.CancelledError:
@@ -59,22 +53,20 @@ def router(service: Service, config: Config) -> APIRouter:
     @routes.post("/generations", response_model=ImagesResponse, openapi_extra=body_of(ImageGeneration))
     async def generate_images(request: Request, key: IdempotencyKey) -> ImagesResponse | StreamingResponse:
         """Images from a prompt. If the caller goes away, the work is cancelled (unless it sent an Idempotency-Key)."""
-        body = await read(request)
-        refuse_files_except(body)
+        body, given = await read(request)
         params = validate(ImageGeneration, body.fields)
         with wire_names(IMAGE_NAMES):
-            wanted = generation_request(params)
-        return await answer(request, params, wanted, key, "image_generation")
+            wanted = generation_request(params, given)
+        return await answer(request, params, wanted, key, "image_generation", given)
 
-    @routes.post("/edits", response_model=ImagesResponse, openapi_extra=body_of(ImageEdit, "image", required="image"))
+    @routes.post("/edits", response_model=ImagesResponse, openapi_extra=body_of(ImageEdit, *FIELDS, required="image"))
     async def edit_images(request: Request, key: IdempotencyKey) -> ImagesResponse | StreamingResponse:
-        """Images from an image and a prompt. In JSON, `image` is a URL (https or data)."""
-        body = await read(request)
-        image = edited_image(body)
+        """Images from an image and a prompt: by the model's own editing if it has any, else from the noised image."""
+        body, given = await read(request)
         params = validate(ImageEdit, body.fields)
         with wire_names(IMAGE_NAMES):
-            wanted = edit_request(params, image)
-        return await answer(request, params, wanted, key, "image_edit")
+            wanted = edit_request(params, given, await service.card(params.model))
+        return await answer(request, params, wanted, key, "image_edit", given)
 
     return routes
 

@@ -12,9 +12,10 @@ from raydiance.serve.api import sse
 from raydiance.serve.api.body import read_body
 from raydiance.serve.api.content import file_response
 from raydiance.serve.api.docs import EVENT_RESPONSES, FILE_RESPONSES, body_of
+from raydiance.serve.api.fields import FIELDS
 from raydiance.serve.api.headers import IdempotencyKey, JobId, check_id
 from raydiance.serve.api.schemas import JobContent, JobEvents, JobPage
-from raydiance.serve.api.translate import ROLES, native_request
+from raydiance.serve.api.translate import native_request
 from raydiance.serve.api.views import ErrorBody, JobDeleted, JobList, JobView
 from raydiance.serve.config import Config
 from raydiance.serve.request import GenerationRequest
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 def router(service: Service, config: Config) -> APIRouter:
     routes = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses={"4XX": {"model": ErrorBody}})
 
-    @routes.post("", status_code=201, response_model=JobView, openapi_extra=body_of(GenerationRequest, *ROLES))
+    @routes.post("", status_code=201, response_model=JobView, openapi_extra=body_of(GenerationRequest, *FIELDS))
     async def create_job(request: Request, key: IdempotencyKey) -> dict[str, Any]:
-        """Accepts a job and returns at once. In a form, files named for their role join the inputs."""
+        """Accepts a job and returns at once. Files and URLs in fields named for their role join its `inputs`."""
         wanted = native_request(await read_body(request, config.limits))
         return (await service.submit(wanted, idempotency_key=key)).public()
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from raydiance.serve.request import MAX_PREVIEWS, MAX_SAMPLES, ImageFormat, VideoFormat
+from raydiance.serve.request import MAX_PREVIEWS, MAX_SAMPLES, FamilyParameters, ImageFormat, VideoFormat
 
 MAX_PAGE = 100
 
@@ -15,13 +15,14 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Sampling(Wire):
+class Sampling(FamilyParameters):
     """Parameters of diffusion itself, on every route that generates. Left out, they take the model's defaults."""
 
     seed: int | None = Field(None, description="the same seed gives the same pixels; sample i uses seed + i")
     num_inference_steps: int | None = Field(None, description="denoising steps")
     guidance_scale: float | None = Field(None, description="how strongly the prompt steers (classifier-free guidance)")
     negative_prompt: str = Field("", description="what should not be seen")
+    strength: float | None = Field(None, description="share of the schedule that is run; 1 forgets what was given")
     metadata: dict[str, str] = Field(default_factory=dict, description="up to 16 strings that are kept with the job")
 
 
@@ -50,28 +51,46 @@ class ImageGeneration(ImageParameters):
 
 
 class ImageEdit(ImageParameters):
-    """Body of `POST /v1/images/edits`: the image is noised up to `strength` and denoised towards the prompt."""
+    """Body of `POST /v1/images/edits`: the model edits by the prompt, or noises the image up to `strength`."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "the same, in blue", "strength": 0.6}]})
 
-    strength: float | None = Field(None, description="share of the schedule that is run; 1 forgets the image")
     input_fidelity: Literal["low"] = Field("low", description="strength is how much is kept")
 
 
-class VideoCreation(Sampling):
+class VideoParameters(Sampling):
+    prompt: str
+    model: str | None = Field(None, description="left out: the source's, or the server's first model")
+    seconds: float | None = Field(None, gt=0, le=3600, description="taken to the nearest length the model makes")
+    size: str = Field("auto", description="WIDTHxHEIGHT in pixels; auto: the given video's, or the model's default")
+    num_frames: int | None = Field(None, description="instead of seconds")
+    fps: int | None = Field(None, description="left out: the given video's, or the model's default")
+    audio: bool | None = Field(None, description="whether it has sound, where the model makes any")
+    output_format: VideoFormat = "mp4"
+    previews: int = Field(0, ge=0, le=MAX_PREVIEWS, description="previews among the job's events")
+    webhook: str | None = Field(None, max_length=2048, description="URL that is told when the video has ended")
+
+
+class VideoCreation(VideoParameters):
     """Body of `POST /v1/videos`."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "a red circle moves left", "seconds": "4"}]})
 
-    prompt: str
-    model: str | None = Field(None, description="left out: the server's first model")
-    seconds: float | None = Field(None, gt=0, le=3600, description="taken to the nearest length the model makes")
-    size: str = Field("auto", description="WIDTHxHEIGHT in pixels, or auto for the model's default")
-    num_frames: int | None = Field(None, description="instead of seconds")
-    fps: int | None = None
-    output_format: VideoFormat = "mp4"
-    previews: int = Field(0, ge=0, le=MAX_PREVIEWS, description="previews among the job's events")
-    webhook: str | None = Field(None, max_length=2048, description="URL that is told when the video has ended")
+
+class VideoEdit(VideoParameters):
+    """Body of `POST /v1/videos/edits`: a video of the given one's size, rate and length, changed by the prompt."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"prompt": "the same, in blue", "video": {"id": "video_4f0c"}}]}
+    )
+
+
+class VideoExtension(VideoParameters):
+    """Body of `POST /v1/videos/extensions`: `seconds` or `num_frames` are those of what is added."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"prompt": "it goes on", "seconds": "4", "video": {"id": "video_4f0c"}}]}
+    )
 
 
 class VideoRemix(Wire):

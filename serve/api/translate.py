@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import base64
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from raydiance.models.inputs import ImageRole
+from raydiance.models.card import ModelCard
+from raydiance.models.spec import Task
 from raydiance.serve.api.body import Body
-from raydiance.serve.api.schemas import ImageEdit, ImageGeneration, ImageParameters, Sampling, VideoCreation
-from raydiance.serve.api.validation import shorten, shown, validate
+from raydiance.serve.api.fields import File, Given, take_inputs
+from raydiance.serve.api.schemas import ImageEdit, ImageGeneration, ImageParameters, Sampling, VideoParameters
+from raydiance.serve.api.validation import shown, validate
 from raydiance.serve.errors import InvalidRequest
-from raydiance.serve.request import GenerationRequest, ImageInput, Source, TextInput
+from raydiance.serve.request import FAMILY_PARAMETERS, GenerationRequest, ImageInput, TextInput
+from raydiance.serve.samples import infer_task
 from raydiance.serve.storage.job import Job
 
 SIZE = re.compile(r"(\d{1,5})x(\d{1,5})")
 # OpenAI's parameters that no family here honours, and why
 REFUSED: Final[Mapping[str, str]] = {
     "style": "say it in the prompt",
-    "mask": "the models served here take no mask",
     "markup": "the models served here take no markup",
     "complexity": "set num_inference_steps",
     "svg": "the models served here make pixels",
@@ -32,22 +33,11 @@ IMAGE_NAMES: Final = {
     "output.format": "output_format",
     "output.compression": "output_compression",
     "previews": "partial_images",
-    "inputs": "image",
-    "inputs.": "image",
 }
 VIDEO_NAMES: Final = {
     "height": "size",
     "width": "size",
     "output.format": "output_format",
-    "inputs": "input_reference",
-    "inputs.": "input_reference",
-}
-# form fields that carry a file, and the role that the image has in the native request
-ROLES: Final[Mapping[str, ImageRole]] = {
-    "first_frame": "first_frame",
-    "input_reference": "first_frame",
-    "init": "init",
-    "image": "init",
 }
 
 
@@ -57,32 +47,29 @@ def refuse_unsupported(body: Body) -> None:
             raise InvalidRequest(f"{name} is not supported: {REFUSED[name]}", name, "unsupported_parameter")
 
 
-def refuse_files_except(body: Body, *names: str) -> None:
-    for name in body.files:
-        if name not in names:
-            known = f"; known: {', '.join(names)}" if names else ""
-            raise InvalidRequest(f"unknown file field '{shorten(name)}'{known}", shorten(name), "unknown_parameter")
-
-
 def native_request(body: Body) -> GenerationRequest:
-    """The native request as it came; uploaded files join its inputs."""
+    """The native request as it came; what was sent in fields of their own joins its inputs."""
+    given = take_inputs(body)
     values = dict(body.fields)
-    if body.files:
-        refuse_files_except(body, *ROLES)
-        images = [_upload(body, name, role) for name, role in ROLES.items() if name in body.files]
-        values["inputs"] = [*(values.get("inputs") or []), *images]
+    listed = values.get("inputs") or []
+    if given.inputs and isinstance(listed, list):
+        values["inputs"] = [*listed, *given.inputs]
     return validate(GenerationRequest, values)
 
 
-def generation_request(params: ImageGeneration) -> GenerationRequest:
-    return _image_request(params, task="text-to-image")
+def generation_request(params: ImageGeneration, given: Given) -> GenerationRequest:
+    return _image_request(params, given, task="text-to-image")
 
 
-def edit_request(params: ImageEdit, image: ImageInput) -> GenerationRequest:
-    return _image_request(params, task="image-to-image", inputs=[image], strength=params.strength)
+def edit_request(params: ImageEdit, given: Given, card: ModelCard) -> GenerationRequest:
+    """The model's own editing if it has any, else an image that starts from the given one."""
+    if not any(isinstance(i, ImageInput) for i in given.inputs):
+        raise InvalidRequest("image is required: the picture to edit", "image", "missing_required_parameter")
+    request = _image_request(params, given)
+    return request.model_copy(update={"task": infer_task(request, card, ("image-edit", "image-to-image"))})
 
 
-def _image_request(params: ImageParameters, **rest: Any) -> GenerationRequest:
+def _image_request(params: ImageParameters, given: Given, **rest: Any) -> GenerationRequest:
     if params.stream and params.response_format == "url":
         raise InvalidRequest("response_format='url' cannot be streamed; take b64_json", "response_format")
     if params.partial_images and not params.stream:
@@ -101,6 +88,7 @@ def _image_request(params: ImageParameters, **rest: Any) -> GenerationRequest:
             **_size(params.size),
             "model": params.model,
             "prompt": params.prompt,
+            "inputs": given.inputs,
             "n": params.n,
             "num_frames": 1,
             "previews": params.partial_images,
@@ -110,25 +98,31 @@ def _image_request(params: ImageParameters, **rest: Any) -> GenerationRequest:
     )
 
 
-def video_request(params: VideoCreation, reference: ImageInput | None) -> GenerationRequest:
-    return validate(
+def video_request(
+    params: VideoParameters, inputs: Sequence[File], card: ModelCard, among: Sequence[Task]
+) -> GenerationRequest:
+    """Args:
+    among: tasks that the route stands for; the inputs tell which.
+    """
+    request = validate(
         GenerationRequest,
         {
             **_sampling(params),
             **_size(params.size),
-            "model": params.model,
-            "task": "text-to-video" if reference is None else "image-to-video",
+            "model": params.model or card.id,
             "prompt": params.prompt,
-            "inputs": [] if reference is None else [reference],
+            "inputs": list(inputs),
             "seconds": params.seconds,
             "num_frames": params.num_frames,
             "fps": params.fps,
+            "audio": params.audio,
             "output": {"format": params.output_format},
             "previews": params.previews,
             "webhook": params.webhook,
             "metadata": params.metadata,
         },
     )
+    return request.model_copy(update={"task": infer_task(request, card, among)})
 
 
 def remix_request(source: Job, prompt: str) -> GenerationRequest:
@@ -137,59 +131,8 @@ def remix_request(source: Job, prompt: str) -> GenerationRequest:
     return source.request.model_copy(update={"prompt": prompt, "inputs": inputs})
 
 
-def edited_image(body: Body) -> ImageInput:
-    """The one image of an edit: an uploaded file, or in JSON its URL."""
-    refuse_files_except(body, "image")
-    image = _reference(body, "image", "init")
-    if image is None:
-        raise InvalidRequest("image is required: the picture to edit", "image", "missing_required_parameter")
-    return image
-
-
-def input_reference(body: Body) -> ImageInput | None:
-    """The first frame of a video: an uploaded file, or `{"image_url": URL}`."""
-    refuse_files_except(body, "input_reference")
-    return _reference(body, "input_reference", "first_frame")
-
-
-def _reference(body: Body, name: str, role: ImageRole) -> ImageInput | None:
-    value = body.fields.pop(name, None)
-    if name in body.files:
-        if value is not None:
-            raise InvalidRequest(f"{name} is given as a file and as a field; give one", name)
-        return _upload(body, name, role)
-    if value is None:
-        return None
-    if isinstance(value, list):
-        if len(value) != 1:
-            raise InvalidRequest(f"{len(value)} images were sent in {name}; the limit is 1", name)
-        value = value[0]
-    if isinstance(value, dict):
-        if unknown := set(value) - {"image_url"}:
-            key = sorted(unknown)[0]
-            why = "there is no files API; send the file" if key == "file_id" else "only image_url is known"
-            raise InvalidRequest(f"{name}.{shorten(key)} is refused: {why}", f"{name}.{shorten(key)}")
-        value = value.get("image_url")
-    if not isinstance(value, str) or not value:
-        raise InvalidRequest(f'{name} must be a file or {{"image_url": URL}} (got {shown(value)})', name)
-    return ImageInput(role=role, source=Source(url=value))
-
-
-def _upload(body: Body, name: str, role: ImageRole) -> ImageInput:
-    files = body.files[name]
-    if len(files) != 1:
-        raise InvalidRequest(f"{len(files)} files were sent as {name}; the limit is 1", name)
-    if not files[0]:
-        raise InvalidRequest(f"the file in {name} is empty", name)
-    return _image(role, files[0])
-
-
-def _image(role: ImageRole, data: bytes) -> ImageInput:
-    return ImageInput(role=role, source=Source(b64=base64.b64encode(data).decode()))
-
-
 def _sampling(params: Sampling) -> dict[str, Any]:
-    names = ("seed", "num_inference_steps", "guidance_scale", "negative_prompt")
+    names = ("seed", "num_inference_steps", "guidance_scale", "negative_prompt", "strength", *FAMILY_PARAMETERS)
     return {name: getattr(params, name) for name in names}
 
 

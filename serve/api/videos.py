@@ -2,51 +2,99 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Final
 
 from fastapi import APIRouter, Query, Request, Response
 
-from raydiance.serve.api.body import read_body
+from raydiance.models.spec import TASKS, VIDEO_TASKS, Task
+from raydiance.serve.api.body import Body, read_body
 from raydiance.serve.api.content import file_response
 from raydiance.serve.api.docs import FILE_RESPONSES, body_of
 from raydiance.serve.api.errors import wire_names
+from raydiance.serve.api.fields import FIELDS, Given, refuse_files, take_inputs, take_video_id
 from raydiance.serve.api.headers import IdempotencyKey, JobId, check_id
-from raydiance.serve.api.schemas import VideoContent, VideoCreation, VideoPage, VideoRemix
-from raydiance.serve.api.translate import (
-    VIDEO_NAMES,
-    input_reference,
-    refuse_files_except,
-    refuse_unsupported,
-    remix_request,
-    video_request,
+from raydiance.serve.api.schemas import (
+    VideoContent,
+    VideoCreation,
+    VideoEdit,
+    VideoExtension,
+    VideoPage,
+    VideoParameters,
+    VideoRemix,
 )
+from raydiance.serve.api.translate import VIDEO_NAMES, refuse_unsupported, remix_request, video_request
 from raydiance.serve.api.validation import validate
 from raydiance.serve.api.views import ErrorBody, Video, VideoDeleted, VideoList
 from raydiance.serve.config import Config
-from raydiance.serve.errors import NotFound
+from raydiance.serve.errors import InvalidRequest, NotFound
+from raydiance.serve.request import Source
 from raydiance.serve.storage.job import Job
 
 if TYPE_CHECKING:
     from raydiance.serve.service import Service
 
 POLL_AFTER_MS = "200"
+MADE: Final = [task for task in TASKS if task in VIDEO_TASKS]
 
 
 def router(service: Service, config: Config) -> APIRouter:
     routes = APIRouter(prefix="/v1/videos", tags=["videos"], responses={"4XX": {"model": ErrorBody}})
 
-    @routes.post("", openapi_extra=body_of(VideoCreation, "input_reference"))
-    async def create_video(request: Request, key: IdempotencyKey) -> Video:
-        """Accepts a video and returns at once. With an `input_reference`, that image is the first frame."""
+    async def read(request: Request) -> Body:
         body = await read_body(request, config.limits)
         refuse_unsupported(body)
-        reference = input_reference(body)
-        params = validate(VideoCreation, body.fields)
-        names = dict(VIDEO_NAMES)
+        return body
+
+    async def submit(
+        params: VideoParameters, given: Given, tasks: Sequence[Task], key: str | None, source: Job | None = None
+    ) -> Video:
+        names = {**VIDEO_NAMES, **given.names("video" if "video" in given.fields else "input_reference")}
         if params.seconds is not None and params.num_frames is None:
             names["num_frames"] = "seconds"
         with wire_names(names):
-            return Video.of(await service.submit(video_request(params, reference), idempotency_key=key))
+            card = await service.card(params.model or (None if source is None else source.model))
+            wanted = video_request(params, given.inputs, card, tasks)
+            remixed_from = None if source is None else source.id
+            return Video.of(await service.submit(wanted, idempotency_key=key, remixed_from=remixed_from))
+
+    async def add_source(given: Given, video_id: str | None) -> Job | None:
+        """The video of an edit or extension, by id or as it was sent, becomes the first of `given`."""
+        if video_id is None:
+            if "video" not in given.fields:
+                raise InvalidRequest("video is required", "video", "missing_required_parameter")
+            return None
+        with wire_names({"id": "video", "index": "video"}):
+            job = await _video(service, check_id(video_id))
+            artifact = await service.artifact(job.id)
+        given.add("video", Source(artifact=artifact.key))
+        return job
+
+    @routes.post("", openapi_extra=body_of(VideoCreation, *FIELDS))
+    async def create_video(request: Request, key: IdempotencyKey) -> Video:
+        """Accepts a video and returns at once. An `input_reference` is its first frame, where the model takes one."""
+        body = await read(request)
+        given = take_inputs(body)
+        return await submit(validate(VideoCreation, body.fields), given, MADE, key)
+
+    @routes.post("/edits", openapi_extra=body_of(VideoEdit, *FIELDS, required="video"))
+    async def edit_video(request: Request, key: IdempotencyKey) -> Video:
+        """A video changed by a prompt. `video` is a file, a URL, or `{"id": …}` of a completed one."""
+        body = await read(request)
+        video_id, given = take_video_id(body), take_inputs(body)
+        params = validate(VideoEdit, body.fields)
+        source = await add_source(given, video_id)
+        return await submit(params, given, ["video-to-video"], key, source)
+
+    @routes.post("/extensions", openapi_extra=body_of(VideoExtension, *FIELDS, required="video"))
+    async def extend_video(request: Request, key: IdempotencyKey) -> Video:
+        """A video that goes on from the last frame of another; the file holds both, one after the other."""
+        body = await read(request)
+        video_id, given = take_video_id(body), take_inputs(body)
+        params = validate(VideoExtension, body.fields)
+        source = await add_source(given, video_id)
+        given.inputs = [i.model_copy(update={"role": "previous"}) if i.type == "video" else i for i in given.inputs]
+        return await submit(params, given, ["image-to-video"], key, source)
 
     @routes.get("")
     async def list_videos(page: Annotated[VideoPage, Query()]) -> VideoList:
@@ -84,7 +132,7 @@ def router(service: Service, config: Config) -> APIRouter:
     async def remix_video(id: JobId, request: Request, key: IdempotencyKey) -> Video:
         """A new video with the source's seed, parameters and input image, and another prompt."""
         body = await read_body(request, config.limits)
-        refuse_files_except(body)
+        refuse_files(body)
         params = validate(VideoRemix, body.fields)
         source = await _video(service, id)
         remix = remix_request(source, params.prompt)

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from raydiance.models.card import ModelCard
 from raydiance.models.spec import Spec
-from raydiance.serve.request import MAX_SAMPLES
+from raydiance.serve.request import MAX_SAMPLES, previous_video
 from raydiance.serve.storage.job import Job, JobState
 
 VideoStatus = Literal["queued", "in_progress", "completed", "failed"]
@@ -34,7 +34,11 @@ class VideoError(BaseModel):
 
 
 class Video(BaseModel):
-    """OpenAI's video object. A cancelled video is `failed` with the error code `cancelled`."""
+    """OpenAI's video object. A cancelled video is `failed` with the error code `cancelled`.
+
+    `seconds` of an extension are those of the whole file. An edit or extension of a video that was made here names it
+    in `remixed_from_video_id`, as a remix does.
+    """
 
     id: str
     object: Literal["video"] = "video"
@@ -58,7 +62,10 @@ class Video(BaseModel):
             error = VideoError(code="cancelled", message="the video was cancelled")
         elif job.error is not None:
             error = VideoError(code=job.error.code, message=job.error.message)
-        asked = job.request.seconds
+        num_frames, asked = spec.num_frames, job.request.seconds
+        previous = previous_video(job.request)
+        if previous is not None and previous.clip is not None:
+            num_frames, asked = num_frames + previous.clip.num_frames - 1, None
         return cls(
             id=job.id,
             model=job.model,
@@ -67,7 +74,7 @@ class Video(BaseModel):
             created_at=int(job.created_at),
             completed_at=None if job.completed_at is None else int(job.completed_at),
             expires_at=None if job.expires_at is None else int(job.expires_at),
-            seconds=f"{spec.num_frames / spec.fps if asked is None else asked:g}",
+            seconds=f"{num_frames / spec.fps if asked is None else asked:g}",
             size=f"{spec.width}x{spec.height}",
             prompt=spec.prompt,
             remixed_from_video_id=job.remixed_from,
@@ -135,7 +142,7 @@ class TokenDetails(BaseModel):
 class Usage(BaseModel):
     """What is counted: text in words, once per image; images in the transformer's tokens, i.e. latent patches.
 
-    An edit's reference image is encoded at the size of the result and counts as many input tokens.
+    Each image that was given counts as one of the result's size, whatever the model scales it to.
     """
 
     input_tokens: int
@@ -144,10 +151,13 @@ class Usage(BaseModel):
     total_tokens: int
 
     @classmethod
-    def of(cls, specs: list[Spec], card: ModelCard) -> Usage:
+    def of(cls, specs: list[Spec], card: ModelCard, num_given: int) -> Usage:
+        """Args:
+        num_given: images that every sample was made from.
+        """
         text = sum(len(s.prompt.split()) + len(s.negative_prompt.split()) for s in specs)
         out = sum(card.num_tokens(s.height, s.width, s.num_frames) for s in specs)
-        image = out if specs[0].task == "image-to-image" else 0
+        image = out * num_given
         details = TokenDetails(text_tokens=text, image_tokens=image)
         return cls(
             input_tokens=text + image, input_tokens_details=details, output_tokens=out, total_tokens=text + image + out
@@ -179,6 +189,7 @@ class ModelLimits(BaseModel):
     max_side: int
     max_frames: int
     max_tokens: int
+    min_steps: int
     max_steps: int
     max_prompt_chars: int
     max_guidance: float
@@ -186,8 +197,37 @@ class ModelLimits(BaseModel):
     max_samples: int
 
 
+class AcceptsView(BaseModel):
+    """An input of a task: how many of it at most, and whether the task cannot do without."""
+
+    role: str
+    required: bool
+    max_count: int
+
+
+class ParameterView(BaseModel):
+    """A number that this model takes beside those that all take. `default` is null: that of `guidance_scale`."""
+
+    minimum: float
+    maximum: float
+    default: float | None
+    integer: bool
+
+
+class Features(BaseModel):
+    """What the engine does for a model; for a guest, which diffusers runs whole, only some of it."""
+
+    step_batching: bool
+    preview: bool
+    checkpoint: bool
+    cancel: bool
+
+
 class ModelView(BaseModel):
-    """OpenAI's model object, and what the model can do."""
+    """OpenAI's model object, and what the model can do.
+
+    `inputs` are by task, `parameters` by name. `strength_tasks` take a strength.
+    """
 
     id: str
     object: Literal["model"] = "model"
@@ -195,18 +235,38 @@ class ModelView(BaseModel):
     owned_by: str = "raydiance"
     family: str
     tasks: list[str]
+    inputs: dict[str, list[AcceptsView]]
     defaults: dict[str, int | float]
+    parameters: dict[str, ParameterView]
+    strength_tasks: list[str]
+    has_guidance: bool
+    has_negative_prompt: bool
+    has_audio: bool
+    guest: bool
+    features: Features
     limits: ModelLimits
 
     @classmethod
     def of(cls, card: ModelCard) -> ModelView:
         limits = {name: getattr(card, name) for name in ModelLimits.model_fields if name != "max_samples"}
+        whole = not card.is_guest
         return cls(
             id=card.id,
             created=card.created,
             family=card.family,
             tasks=list(card.tasks),
+            inputs={task: [AcceptsView(**asdict(a)) for a in card.accepts(task)] for task in card.tasks},
             defaults=asdict(card.defaults),
+            parameters={
+                p.name: ParameterView(minimum=p.low, maximum=p.high, default=p.default, integer=p.integer)
+                for p in card.parameters
+            },
+            strength_tasks=list(card.strength_tasks),
+            has_guidance=card.has_guidance,
+            has_negative_prompt=card.has_negative,
+            has_audio=card.has_audio,
+            guest=card.is_guest,
+            features=Features(step_batching=whole, preview=whole, checkpoint=whole, cancel=True),
             limits=ModelLimits(**limits, max_samples=MAX_SAMPLES),
         )
 

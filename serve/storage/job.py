@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from raydiance.models.spec import Spec
 from raydiance.serve.request import GenerationRequest
 
 
@@ -93,8 +94,9 @@ class Job(BaseModel):
             for a in self.artifacts
             if a.variant == "content"
         ]
-        spec = self.specs[0]
-        shown = ("prompt", "negative_prompt", "height", "width", "num_frames", "fps", "seed", "strength")
+        spec = Spec.from_dict(self.specs[0]).to_dict()  # a job of an earlier release lacks what came since
+        left_out = ("model", "task", "strength_rounds_up", "extra")
+        parameters = {k: v for k, v in spec.items() if k not in left_out} | spec["extra"]
         return {
             "id": self.id,
             "object": "job",
@@ -108,7 +110,7 @@ class Job(BaseModel):
             "completed_at": seconds(self.completed_at),
             "expires_at": seconds(self.expires_at),
             "n": len(self.specs),
-            "parameters": {k: spec[k] for k in (*shown, "num_inference_steps", "guidance_scale")},
+            "parameters": parameters,
             "outputs": outputs,
             "error": None if self.error is None else self.error.model_dump(),
             "timings": self.timings,

@@ -100,7 +100,7 @@ IMAGE_VALUES = [
     ("partial_images", 4, ["3", "4"]),
     ("style", "vivid", ["style is not supported"]),
     ("complexity", "high", ["complexity is not supported"]),
-    ("mask", "data:image/png;base64,AAAA", ["mask is not supported"]),
+    ("mask", "data:image/png;base64,AAAA", ["takes no mask"]),
     ("stream", "perhaps", ["boolean", "perhaps"]),
     ("user", "u" * 600, ["512"]),
     ("num_frames", 5, ["unknown parameter 'num_frames'"]),
@@ -139,7 +139,16 @@ def test_image_values(
         ({"previews": 9}, "previews", ["3", "9"]),
         ({"n": 2}, "n", ["unknown parameter 'n'"]),
         ({"input_reference": {"file_id": "file-1"}}, "input_reference.file_id", ["file_id", "no files API"]),
-        ({"input_reference": {"url": "x"}}, "input_reference.url", ["image_url"]),
+        ({"input_reference": {"href": "x"}}, "input_reference.href", ["image_url"]),
+        ({"input_reference": {"url": "x", "b64": "AAAA"}}, "input_reference", ["a file, a URL"]),
+        ({"input_reference": ["a", "b"]}, "input_reference", ["2 values", "the limit is 1"]),
+        ({"init": "https://example.com/a.png"}, "init", ["takes no image of role 'init'"]),
+        ({"mask": "https://example.com/a.png"}, "mask", ["cannot do 'video-to-video'"]),
+        ({"video": {"id": "video_1"}}, "video.id", ["/v1/videos/edits"]),
+        ({"audio": True}, "audio", ["makes no sound"]),
+        ({"true_cfg_scale": 4}, "true_cfg_scale", ["nothing that model 'tiny'"]),
+        ({"stg_scale": 4}, "stg_scale", ["nothing that model 'tiny'"]),
+        ({"strength": 0.5}, "strength", ["is for image-to-image"]),
         ({"input_reference": 5}, "input_reference", ["5"]),
         ({"input_reference": {"image_url": "ftp://example.com/a.png"}}, "input_reference", ["ftp"]),
         ({"input_reference": {"image_url": "http://127.0.0.1/a.png"}}, "input_reference", []),
@@ -172,7 +181,9 @@ def test_video_values(
         ({"inputs": [{"type": "image", "source": {}}]}, "inputs.0.image.source"),
         ({"inputs": [{"type": "sound"}]}, "inputs.0"),
         ({"inputs": "all"}, "inputs"),
-        ({"inputs": [{"type": "mask", "source": {"b64": "AAAA"}}]}, "inputs.0.type"),
+        ({"inputs": [{"type": "mask", "source": {"b64": "AAAA"}}]}, "inputs"),
+        ({"inputs": [{"type": "video", "source": {"b64": 5}}]}, "inputs.0.video.source.b64"),
+        ({"inputs": [{"type": "video", "role": "next", "source": {"b64": "A"}}]}, "inputs.0.video.role"),
     ],
 )
 def test_native_values(http: httpx.Client, refused: Refused, fields: dict[str, Any], param: str) -> None:
@@ -251,13 +262,13 @@ def test_files(http: httpx.Client, refused: Refused, path: str, data: bytes, sta
 def test_files_where_none_or_one_is_taken(http: httpx.Client, refused: Refused, picture: bytes) -> None:
     fields = {"prompt": "a cat"}
     two = [("image[]", ("a.png", picture)), ("image[]", ("b.png", picture))]
-    refused(http.post(EDITS, data=fields, files=two), 400, "image", "2 files", "the limit is 1")
-    refused(http.post(EDITS, json={**fields, "image": ["a", "b"]}), 400, "image", "2 images", "the limit is 1")
+    refused(http.post(EDITS, data=fields, files=two), 400, "image", "2 inputs of role 'init'", "the limit is 1")
+    refused(http.post(EDITS, json={**fields, "image": ["a", "b"]}), 400, "image", "2 inputs of role 'init'", "the limit is 1")
     refused(http.post(EDITS, data=fields), 400, "image", "required")
     both = {"image": ("a.png", picture), "mask": ("b.png", picture)}
-    refused(http.post(EDITS, data=fields, files=both), 400, "mask", "mask is not supported")
+    refused(http.post(EDITS, data=fields, files=both), 400, "mask", "takes no mask")
     refused(http.post(VIDEOS, data=fields, files={"photo": ("a.png", picture)}), 400, "photo", "input_reference")
-    refused(http.post(GENERATIONS, data=fields, files={"image": picture}), 400, "image", "unknown file field")
+    refused(http.post(GENERATIONS, data=fields, files={"image": picture}), 400, "image", "takes no image")
     data_url = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
     sent_twice = {**fields, "input_reference[image_url]": data_url}
     refused(http.post(VIDEOS, data=sent_twice, files={"input_reference": picture}), 400, "input_reference", "give one")

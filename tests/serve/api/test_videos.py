@@ -160,10 +160,3 @@ def test_remix_of_what_is_not_there(openai: OpenAI, http: httpx.Client) -> None:
     image = http.post("/v1/jobs", json={"prompt": "a cat", "num_frames": 1}).json()
     assert http.post(f"/v1/videos/{image['id']}/remix", json={"prompt": "a dog"}).status_code == 404
     assert http.get(f"/v1/videos/{image['id']}").status_code == 404
-
-
-@pytest.mark.parametrize("name", ["edits", "extensions"])
-def test_routes_of_later_families_are_absent(http: httpx.Client, name: str) -> None:
-    answer = http.post(f"/v1/videos/{name}", json={"prompt": "a cat"})
-    assert answer.status_code in (404, 405)
-    assert answer.json()["error"]["type"] == "invalid_request_error"
