@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -59,6 +60,8 @@ class ModelCard:
     is_guest: diffusers' own pipeline runs it whole: no step batching, previews or checkpoints.
     max_text_tokens: what an encoded prompt adds to the transformer's sequence at most; 0 where text is attended
         to beside it.
+    target_pixels: where it is not 0, only sizes of about this area are generated: those that scaling to it, and
+        rounding down to `size_multiple`, leaves as they are.
     """
 
     id: str
@@ -89,6 +92,7 @@ class ModelCard:
     is_guest: bool = False
     max_text_tokens: int = 0
     min_steps: int = 1
+    target_pixels: int = 0
 
     def num_tokens(self, height: int, width: int, num_frames: int) -> int:
         """Length of the transformer's sequence for what is generated: without text and reference pictures."""
@@ -129,6 +133,7 @@ class ModelCard:
             _between(name, side, self.size_multiple, self.max_side)
             if side % self.size_multiple:
                 raise FieldError(name, f"{name}={side} must be a multiple of {self.size_multiple}")
+        self._check_area(spec)
         self._check_frames(spec)
         _between("num_inference_steps", spec.num_inference_steps, self.min_steps, self.max_steps)
         _between("guidance_scale", spec.guidance_scale, 0.0, self.max_guidance)
@@ -151,6 +156,23 @@ class ModelCard:
             raise FieldError("audio", f"audio=true: model '{self.id}' makes no sound with {spec.task}")
         self._check_extra(spec)
         return spec
+
+    def _check_area(self, spec: Spec) -> None:
+        size = height, width = spec.height, spec.width
+        while self.target_pixels and (fitted := self._fitted(*size)) != size:
+            size = fitted
+        if size != (height, width):
+            raise FieldError(
+                "height",
+                f"height={height}, width={width}: model '{self.id}' generates about {self.target_pixels} pixels; "
+                f"the nearest size is height={size[0]}, width={size[1]}",
+            )
+
+    def _fitted(self, height: int, width: int) -> tuple[int, int]:
+        """Of `target_pixels`, in nearly the same proportions."""
+        scale, multiple = math.sqrt(self.target_pixels / (width * height)), self.size_multiple
+        fitted_height, fitted_width = (int(side * scale // multiple * multiple) for side in (height, width))
+        return max(fitted_height, multiple), max(fitted_width, multiple)
 
     def _check_extra(self, spec: Spec) -> None:
         known = {p.name: p for p in self.parameters}
