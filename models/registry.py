@@ -23,21 +23,25 @@ class Entry(NamedTuple):
     """Args:
     family: `module:name` of the family's class.
     card: `module:name` of what reads its card from a folder, without importing torch.
-    components: by stage, what it opens of a checkpoint. A component that only some checkpoints have is not listed here
-        but checked where it is loaded.
+    components: by stage, what it opens of a checkpoint, or `module:name` of what reads that from a folder. A component
+        that only some checkpoints have is not listed in a mapping but checked where it is loaded.
     """
 
     family: str
     card: str
-    components: Mapping[Stage, tuple[str, ...]]
+    components: Mapping[Stage, tuple[str, ...]] | str
 
 
 _WAN = Entry(
     "raydiance.models.wan:Wan",
     "raydiance.models.wan_config:read_card",
-    {"encode": ("tokenizer", "text_encoder"), "denoise": ("transformer", "scheduler"), "decode": ("vae",)},
+    "raydiance.models.wan_config:read_components",
 )
-FAMILIES: dict[str, Entry] = {"WanPipeline": _WAN, "WanImageToVideoPipeline": _WAN}
+FAMILIES: dict[str, Entry] = {
+    "WanPipeline": _WAN,
+    "WanImageToVideoPipeline": _WAN,
+    "WanVACEPipeline": _WAN._replace(family="raydiance.models.wan_vace:WanVACE"),
+}
 DEFAULT = LoadOptions()
 
 
@@ -74,7 +78,8 @@ def check(folder: Path, components: Mapping[str, str] = {}) -> None:
         components: those that come from elsewhere, see `LoadOptions.components`.
     """
     entry = _entry(folder)
-    entry_components = [name for names in entry.components.values() for name in names]
+    by_stage = _named(entry.components)(folder) if isinstance(entry.components, str) else entry.components
+    entry_components = [name for names in by_stage.values() for name in names]
     for name in components:
         if name not in entry_components:
             raise CheckpointError(f"components.{name}: {folder} has {', '.join(entry_components)}")

@@ -1,4 +1,4 @@
-"""Wan 2.1 and 2.2 with one expert: text to video and image, first frame to video (TI2V-5B), image to image.
+"""Wan 2.1 and 2.2, with one expert or two: text to video and image, frames to video, image to image.
 
 Shape letters: B batch, C latent channels, T latent frames, H W latent rows and columns, L tokens, D width.
 Sources: diffusers' `pipelines/wan`, whose numbers this gives; https://arxiv.org/abs/2503.20314
@@ -25,23 +25,26 @@ from raydiance.models.options import LoadOptions
 from raydiance.models.solver import Solver
 from raydiance.models.spec import Spec
 from raydiance.models.wan_attention import Processor
-from raydiance.models.wan_config import WanConfig
+from raydiance.models.wan_conditions import check_roles, frame_condition
+from raydiance.models.wan_config import LOW_NOISE, Expert, WanConfig
+from raydiance.models.wan_experts import Experts, check_offload, load_experts
 from raydiance.models.wan_vae import decode_frames, decode_tiled
 from raydiance.models.weights import dtype_of, load_component, load_scheduler, load_tokenizer
 
-FROM_NOISED = ("image-to-image", "video-to-video")
-"""Tasks that start from what is given, noised; diffusers does both with its video-to-video pipeline."""
 MAX_UNTILED_PIXELS = 1920 * 1088
 """Frames larger than this are decoded in spatial tiles, which bounds memory and changes the seams' pixels slightly."""
 
 
 class Wan(Family):
     """Conditioning: `prompt_embeds` [L, D], `negative_prompt_embeds` [L, D] where guidance is used, and
-    `image_latents` [C, T, H, W] where the task takes an image (T = 1) or a video.
+    `image_latents` [C, T, H, W] where the task takes an image (T = 1) or a video; where given frames are channels
+    beside the latents (I2V-A14B), `condition` [temporal factor + C, T, H, W] instead.
 
     Raises:
         CheckpointError: names the folder and what is missing or not supported.
     """
+
+    transformer_class: Any = WanTransformer3DModel
 
     def __init__(self, folder: Path, stage: Stage, model_id: str, options: LoadOptions) -> None:
         self.config = WanConfig.read(folder)
@@ -49,18 +52,24 @@ class Wan(Family):
         self.stage = stage
         self.device = torch.device(options.device)
         self.dtype = dtype_of(options)
-        parts: dict[str, Any] = dict.fromkeys(("tokenizer", "text_encoder", "vae", "transformer", "scheduler"))
+        check_offload(folder, self.config, options)
+        parts: dict[str, Any] = dict.fromkeys(("tokenizer", "text_encoder", "vae", "scheduler"))
+        models: dict[Expert, Any] = {}
         if stage == "encode":
             parts["tokenizer"] = load_tokenizer(folder, "tokenizer", options)
             parts["text_encoder"] = load_component(UMT5EncoderModel, folder, "text_encoder", options)
         elif stage == "decode":
             parts["vae"] = load_component(AutoencoderKLWan, folder, "vae", options)
         elif stage == "denoise":
-            parts["transformer"] = load_component(WanTransformer3DModel, folder, "transformer", options)
+            models = load_experts(self.transformer_class, folder, self.config, options)
             parts["scheduler"] = load_scheduler(folder, options)
+            boundary = self.config.boundary_ratio
+            if boundary is not None:
+                boundary *= parts["scheduler"].config.num_train_timesteps
+            self.experts = Experts(models, boundary, self.device, offload_idle=options.offload == "idle_expert")
         else:
             raise ValueError(f"stage {stage!r} is not one of {', '.join(get_args(Stage))}")
-        self.pipeline = WanPipeline(**parts)
+        self.pipeline = WanPipeline(**parts, **models)
         self._solvers: dict[int, Solver] = {}
 
     # -- any stage
@@ -73,10 +82,11 @@ class Wan(Family):
             if negative is None:
                 raise ValueError(f"guidance_scale={spec.guidance_scale} needs the negative prompt's tensors")
             merged["negative_prompt_embeds"] = negative["prompt_embeds"]
-        if needed := self.card.accepts(spec.task):
+        if accepts := self.card.accepts(spec.task):
             if inputs is None:
-                raise ValueError(f"{spec.task} needs what was made of its input of role '{needed[0].role}'")
-            merged["image_latents"] = inputs["image_latents"]
+                roles = ", ".join(a.role for a in accepts)
+                raise ValueError(f"{spec.task} needs what encode_inputs makes of its inputs ({roles})")
+            merged |= inputs
         return merged
 
     # -- stage "encode"
@@ -102,10 +112,10 @@ class Wan(Family):
 
     @torch.no_grad()
     def encode_inputs(self, spec: Spec, inputs: Inputs) -> Tensors:
-        """`image_latents` [C, T, H, W], fp32, of the image or video of the task; raises ValueError for other roles."""
-        needed = {a.role for a in self.card.accepts(spec.task)}
-        if inputs.roles != needed:
-            raise ValueError(f"{spec.task} takes {', '.join(needed) or 'no input'}, not {', '.join(inputs.roles)}")
+        """`image_latents` [C, T, H, W] or `condition`, fp32, of what the task takes; raises ValueError for the rest."""
+        check_roles(spec, self.card.accepts(spec.task), inputs)
+        if self.config.kind == "image":
+            return {"condition": frame_condition(self.pipeline.vae, spec, inputs)}
         if inputs.video is not None:
             given = [Image.fromarray(frame) for frame in inputs.video]
         else:
@@ -147,51 +157,80 @@ class Wan(Family):
         self, spec: Spec, conditioning: Tensors, solver: Solver, generator: torch.Generator
     ) -> torch.Tensor:
         """[C, T, H, W], fp32: diffusers' numbers for this seed."""
-        noise: torch.Tensor = randn_tensor((1, *self._latent_shape(spec)), generator, self.device, torch.float32)[0]
-        if spec.task not in FROM_NOISED:
+        shape = self._latent_shape(spec, conditioning)
+        noise: torch.Tensor = randn_tensor((1, *shape), generator, self.device, torch.float32)[0]
+        if spec.task not in self.card.strength_tasks:
             return noise
         return solver.add_noise(conditioning["image_latents"].to(self.device), noise, spec.first_step)
 
     def batch_key(self, spec: Spec, conditioning: Tensors) -> tuple[object, ...]:
-        return (*self._latent_shape(spec), *conditioning["prompt_embeds"].shape, self._expands(spec))
+        return (
+            *self._latent_shape(spec, conditioning),
+            *conditioning["prompt_embeds"].shape,
+            self._expands(spec),
+        )
 
     @torch.no_grad()
     def predict(self, rows: Sequence[Row]) -> list[torch.Tensor]:
-        """Two forwards: every row with its prompt, then the guided ones with their negative prompt.
+        """Two forwards an expert: the rows that need it with their prompts, then the guided ones with their negative
+        prompts.
 
         Not one of both: a row's rounding depends on how many rows it is batched with, UniPC amplifies it, and so the
         latents of a request on its own would leave diffusers' own by more than 1e-5.
         """
-        inputs = [self._input(row) for row in rows]
-        guided = [i for i, row in enumerate(rows) if self.card.uses_negative(row.spec)]
-        predictions = self._forward(inputs, [row.conditioning["prompt_embeds"] for row in rows])
-        if guided:
-            embeds = [rows[i].conditioning["negative_prompt_embeds"] for i in guided]
-            for i, unconditional in zip(guided, self._forward([inputs[i] for i in guided], embeds), strict=True):
-                predictions[i] = unconditional + rows[i].spec.guidance_scale * (predictions[i] - unconditional)
-        return [prediction.float() for prediction in predictions]
+        predictions: dict[int, torch.Tensor] = {}
+        for name, places in self.experts.split([row.timestep for row in rows]):
+            outputs = self._predict(self.experts.use(name), [rows[i] for i in places], self._guidance(name))
+            predictions |= zip(places, outputs, strict=True)
+        return [predictions[i].float() for i in range(len(rows))]
 
-    def _forward(
-        self, inputs: Sequence[tuple[torch.Tensor, torch.Tensor]], embeds: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        outputs: torch.Tensor = self.pipeline.transformer(
-            hidden_states=torch.stack([latents for latents, _ in inputs]).to(self.dtype),
-            timestep=torch.stack([timestep for _, timestep in inputs]),
-            encoder_hidden_states=torch.stack(list(embeds)).to(self.device, self.dtype),
+    def _predict(self, expert: Any, rows: Sequence[Row], guidance: str) -> list[torch.Tensor]:
+        """Args:
+        guidance: the name of the scale.
+        """
+        predictions = self._forward(expert, rows, "prompt_embeds")
+        guided = [i for i, row in enumerate(rows) if self.card.uses_negative(row.spec)]
+        if guided:
+            negative = self._forward(expert, [rows[i] for i in guided], "negative_prompt_embeds")
+            for i, unconditional in zip(guided, negative, strict=True):
+                scale = self.card.value(rows[i].spec, guidance)
+                predictions[i] = unconditional + scale * (predictions[i] - unconditional)
+        return predictions
+
+    def _forward(self, expert: Any, rows: Sequence[Row], embeds: str) -> list[torch.Tensor]:
+        outputs: torch.Tensor = expert(
+            encoder_hidden_states=self._stack([row.conditioning[embeds] for row in rows]),
             return_dict=False,
+            **self._arguments(rows),
         )[0]
         return list(outputs)
 
+    def _arguments(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+        """What a forward takes beside the prompts."""
+        inputs = [self._input(row) for row in rows]
+        return {
+            "hidden_states": self._stack([latents for latents, _ in inputs]),
+            "timestep": torch.stack([timestep for _, timestep in inputs]),
+        }
+
+    def _stack(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(list(tensors)).to(self.device, self.dtype)
+
+    def _guidance(self, expert: Expert) -> str:
+        """The parameter that scales an expert's guidance; the low-noise one has its own where there are two."""
+        return "guidance_scale_2" if len(self.config.experts) == 2 and expert == LOW_NOISE else "guidance_scale"
+
     def finish(self, spec: Spec, conditioning: Tensors, latents: torch.Tensor) -> torch.Tensor:
-        """Puts a given first frame back."""
-        if spec.task != "image-to-video":
+        """Puts a given first frame back, where it is one of the latents' own."""
+        if not (spec.task == "image-to-video" and self._expands(spec)):
             return latents
         return torch.cat([conditioning["image_latents"].to(latents), latents[:, 1:]], dim=1)
 
     def set_attention(self, attention: Attention | None) -> None:
-        self.pipeline.transformer.set_attn_processor(WanAttnProcessor() if attention is None else Processor(attention))
+        for expert in self.experts:
+            expert.set_attn_processor(WanAttnProcessor() if attention is None else Processor(attention))
 
-    def _latent_shape(self, spec: Spec) -> tuple[int, int, int, int]:
+    def _latent_shape(self, spec: Spec, conditioning: Tensors) -> tuple[int, int, int, int]:  # noqa: ARG002 - VACE's
         frames = (spec.num_frames - 1) // self.config.temporal_factor + 1
         factor = self.config.spatial_factor
         return self.config.latent_channels, frames, spec.height // factor, spec.width // factor
@@ -200,6 +239,8 @@ class Wan(Family):
         """Latents [C, T, H, W] and timestep, 0-dim or one a token [L], as the transformer takes them."""
         latents = self.finish(row.spec, row.conditioning, row.latents.to(self.device))
         timestep = row.timestep.to(self.device)
+        if "condition" in row.conditioning:
+            return torch.cat([latents, row.conditioning["condition"].to(latents)]), timestep
         if not self._expands(row.spec):
             return latents, timestep
         mask = torch.ones_like(latents[0, :, ::2, ::2])
@@ -209,4 +250,4 @@ class Wan(Family):
 
     def _expands(self, spec: Spec) -> bool:
         """Whether each token has its own timestep: as in diffusers' text- and image-to-video, unlike video-to-video."""
-        return self.config.expand_timesteps and spec.task not in FROM_NOISED
+        return self.config.expand_timesteps and spec.task not in self.card.strength_tasks

@@ -1,4 +1,4 @@
-"""A tiny Wan checkpoint with random weights, in diffusers' and transformers' real classes, saved as a folder."""
+"""Tiny Wan checkpoints with random weights, in diffusers' and transformers' real classes, saved as folders."""
 
 from __future__ import annotations
 
@@ -8,23 +8,37 @@ from pathlib import Path
 import torch
 from diffusers import (
     AutoencoderKLWan,
+    DiffusionPipeline,
     FlowMatchEulerDiscreteScheduler,
     UniPCMultistepScheduler,
+    WanImageToVideoPipeline,
     WanPipeline,
     WanTransformer3DModel,
+    WanVACEPipeline,
+    WanVACETransformer3DModel,
 )
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
 
 WORDS = ["<pad>", "</s>", "<unk>", "a", "the", "red", "blue", "black", "circle", "square", "moves", "left", "over"]
 MAX_SEQUENCE_LENGTH = 12
+BOTH = ("transformer", "transformer_2")
 SCHEDULERS = {
     "unipc": UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
     "euler": FlowMatchEulerDiscreteScheduler(shift=3.0),
 }
 
 
-def save_wan(folder: Path, *, expand_timesteps: bool = True, scheduler: str = "unipc", seed: int = 0) -> Path:
+def save_wan(
+    folder: Path,
+    *,
+    pipeline: type[DiffusionPipeline] = WanPipeline,
+    expand_timesteps: bool = True,
+    scheduler: str = "unipc",
+    experts: tuple[str, ...] = ("transformer",),
+    boundary_ratio: float | None = None,
+    seed: int = 0,
+) -> Path:
     """Writes the folder and returns it. VAE: 4x in time, 8x in space, 4 channels; transformer: 2 blocks of 2 heads."""
     torch.manual_seed(seed)
     vae = AutoencoderKLWan(
@@ -36,26 +50,20 @@ def save_wan(folder: Path, *, expand_timesteps: bool = True, scheduler: str = "u
         latents_mean=[0.1, -0.2, 0.3, 0.0],
         latents_std=[1.1, 0.9, 1.3, 0.7],
     )
-    transformer = WanTransformer3DModel(
-        patch_size=(1, 2, 2),
-        num_attention_heads=2,
-        attention_head_dim=12,
-        in_channels=4,
-        out_channels=4,
-        text_dim=16,
-        freq_dim=32,
-        ffn_dim=48,
-        num_layers=2,
-        rope_max_seq_len=64,
-    )
+    if pipeline is not WanPipeline:
+        with torch.no_grad():
+            vae.encoder.conv_out.weight.mul_(32.0)  # random, it tells one picture from another by hundredths
+    by_channels = pipeline is WanImageToVideoPipeline and not expand_timesteps
+    transformers = {name: _transformer(pipeline is WanVACEPipeline, by_channels) for name in experts}
     config = UMT5Config(vocab_size=len(WORDS), d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, dropout_rate=0.0)
-    pipe = WanPipeline(
+    pipe = pipeline(
         tokenizer=_tokenizer(),
         text_encoder=UMT5EncoderModel(config),
         vae=vae,
         scheduler=SCHEDULERS[scheduler],
-        transformer=transformer,
-        expand_timesteps=expand_timesteps,
+        boundary_ratio=boundary_ratio,
+        **transformers,
+        **({} if pipeline is WanVACEPipeline else {"expand_timesteps": expand_timesteps}),
     )
     pipe.save_pretrained(folder, safe_serialization=True)
     own = {
@@ -71,6 +79,55 @@ def save_wan(folder: Path, *, expand_timesteps: bool = True, scheduler: str = "u
     }
     (folder / "raydiance.json").write_text(json.dumps(own))
     return folder
+
+
+def save_t2v_a14b(folder: Path, *, scheduler: str = "unipc") -> Path:
+    """Two experts: of 4 steps, two are above the boundary and two below it."""
+    return save_wan(folder, expand_timesteps=False, scheduler=scheduler, experts=BOTH, boundary_ratio=0.8)
+
+
+def save_i2v_a14b(folder: Path, *, scheduler: str = "unipc") -> Path:
+    """Two experts, which take given frames as 8 channels beside the latents' 4."""
+    return save_wan(
+        folder,
+        pipeline=WanImageToVideoPipeline,
+        expand_timesteps=False,
+        scheduler=scheduler,
+        experts=BOTH,
+        boundary_ratio=0.8,
+        seed=1,
+    )
+
+
+def save_vace(folder: Path, *, scheduler: str = "unipc", experts: tuple[str, ...] = ("transformer",)) -> Path:
+    """Wan 2.1 VACE, or 2.2 with two experts: a VACE block beside each of two blocks."""
+    return save_wan(
+        folder,
+        pipeline=WanVACEPipeline,
+        expand_timesteps=False,
+        scheduler=scheduler,
+        experts=experts,
+        boundary_ratio=0.8 if experts == BOTH else None,
+        seed=2,
+    )
+
+
+def _transformer(vace: bool, by_channels: bool) -> WanTransformer3DModel | WanVACETransformer3DModel:
+    common = {
+        "patch_size": (1, 2, 2),
+        "num_attention_heads": 2,
+        "attention_head_dim": 12,
+        "in_channels": 12 if by_channels else 4,
+        "out_channels": 4,
+        "text_dim": 16,
+        "freq_dim": 32,
+        "ffn_dim": 48,
+        "num_layers": 2,
+        "rope_max_seq_len": 64,
+    }
+    if vace:
+        return WanVACETransformer3DModel(**common, vace_layers=[0, 1], vace_in_channels=8 + 64)
+    return WanTransformer3DModel(**common)
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:

@@ -1,10 +1,12 @@
-"""Wan with one expert: random weights, one timestep a token."""
+"""Wan: with one timestep a token (TI2V-5B), with two experts (T2V- and I2V-A14B), and with VACE's branch."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from tests.checkpoints import save_wan
+import numpy as np
+from tests.checkpoints import BOTH, save_i2v_a14b, save_t2v_a14b, save_vace, save_wan
 from tests.families.kit import Case, Model, clip, picture
 
 from raydiance.models.inputs import Inputs
@@ -17,11 +19,43 @@ def spec(task: str, **values: Any) -> Spec:
     return Spec(model="wan", task=task, **{**base, **values})
 
 
-CASES = (
+FIRST, LAST = {"first_frame": [picture(48, 32)]}, {"last_frame": [picture(48, 32, seed=1)]}
+REFERENCES = {"reference": [picture(40, 70, seed=2), picture(64, 24, seed=3)]}
+MASK = np.zeros((5, 32, 48), np.uint8)
+MASK[:, 8:24, 16:40] = 255
+MASK[3:, :, :16] = 255
+
+TI2V = (
     Case("t2v", spec("text-to-video")),
     Case("t2i", spec("text-to-image", num_frames=1)),
-    Case("i2v", spec("image-to-video"), Inputs({"first_frame": [picture(48, 32)]})),
+    Case("i2v", spec("image-to-video"), Inputs(FIRST)),
     Case("i2i", spec("image-to-image", num_frames=1, strength=0.8), Inputs({"init": [picture(48, 32)]})),
     Case("v2v", spec("video-to-video", strength=0.8), Inputs(video=clip(48, 32, 5))),
 )
-MODELS = (Model("wan-ti2v", save_wan, CASES),)
+SECOND = {"extra": {"guidance_scale_2": 2.0}}
+T2V_A14B = (
+    Case("t2v", spec("text-to-video", **SECOND)),
+    Case("t2i", spec("text-to-image", num_frames=1, **SECOND)),
+)
+I2V_A14B = (
+    Case("i2v", spec("image-to-video", **SECOND), Inputs(FIRST)),
+    Case("i2v-last-frame", spec("image-to-video", **SECOND), Inputs(FIRST | LAST)),
+)
+SCALE = {"extra": {"conditioning_scale": 0.7}}
+VACE = (
+    Case("t2v", spec("text-to-video", **SCALE), Inputs()),
+    Case("t2i", spec("text-to-image", num_frames=1, **SCALE), Inputs()),
+    Case("r2v", spec("reference-to-video", **SCALE), Inputs(REFERENCES)),
+    Case("v2v", spec("video-to-video", **SCALE), Inputs(video=clip(48, 32, 5))),
+    Case("v2v-mask", spec("video-to-video", **SCALE), Inputs(REFERENCES, clip(48, 32, 5), MASK)),
+    Case("i2v", spec("image-to-video", **SCALE), Inputs(FIRST)),
+    Case("i2v-last-frame", spec("image-to-video", **SCALE), Inputs(FIRST | LAST)),
+)
+VACE_2_2 = (Case("r2v", spec("reference-to-video", extra={**SCALE["extra"], **SECOND["extra"]}), Inputs(REFERENCES)),)
+MODELS = (
+    Model("wan-ti2v", save_wan, TI2V),
+    Model("wan-t2v-a14b", save_t2v_a14b, T2V_A14B),
+    Model("wan-i2v-a14b", save_i2v_a14b, I2V_A14B),
+    Model("wan-vace", save_vace, VACE),
+    Model("wan-vace-2-2", partial(save_vace, experts=BOTH), VACE_2_2),
+)
