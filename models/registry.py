@@ -37,10 +37,22 @@ _WAN = Entry(
     "raydiance.models.wan_config:read_card",
     "raydiance.models.wan_config:read_components",
 )
+_FLUX = Entry(
+    "raydiance.models.flux:Flux",
+    "raydiance.models.flux_config:read_card",
+    {
+        "encode": ("tokenizer", "text_encoder", "tokenizer_2", "text_encoder_2"),
+        "denoise": ("transformer", "scheduler"),
+        "decode": ("vae",),
+    },
+)
 FAMILIES: dict[str, Entry] = {
     "WanPipeline": _WAN,
     "WanImageToVideoPipeline": _WAN,
     "WanVACEPipeline": _WAN._replace(family="raydiance.models.wan_vace:WanVACE"),
+    "FluxPipeline": _FLUX,
+    "FluxImg2ImgPipeline": _FLUX,
+    "FluxKontextPipeline": _FLUX,
 }
 DEFAULT = LoadOptions()
 
