@@ -238,6 +238,10 @@ class Flux(Family):
         )[0]
         return list(outputs[:, : len(rows[0].latents)])
 
+    def finish(self, spec: Spec, conditioning: Tensors, latents: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        """As they are: the decoder unpacks them."""
+        return latents
+
     def set_attention(self, attention: Attention | None) -> None:
         self.pipeline.transformer.set_attn_processor(FluxAttnProcessor() if attention is None else Processor(attention))
 

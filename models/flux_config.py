@@ -92,8 +92,8 @@ def _refuse_transformer(file: Path, transformer: dict[str, Any], latent_channels
         raise CheckpointError(f"{file}: patch_size={transformer['patch_size']} is not supported; it must be 1")
     if type(latent_channels) is not int or channels != 4 * latent_channels:
         raise CheckpointError(
-            f"{file}: in_channels={channels} is not 4 times the VAE's latent_channels={latent_channels}; pictures given "
-            "as extra channels (FLUX.1 Fill, Canny, Depth) are not supported"
+            f"{file}: in_channels={channels} is not 4 times the VAE's latent_channels={latent_channels}; pictures "
+            "given as extra channels (FLUX.1 Fill, Canny, Depth) are not supported"
         )
     if transformer.get("out_channels") not in (None, channels):
         raise CheckpointError(f"{file}: out_channels={transformer['out_channels']} must be in_channels={channels}")
