@@ -103,7 +103,7 @@ def follow_video(request: GenerationRequest, card: ModelCard) -> GenerationReque
     if video is None:
         return request
     multiple, stride = card.size_multiple, card.frame_stride
-    clip = video.clip or Clip(width=multiple, height=multiple, num_frames=1, fps=1)
+    clip = video.clip or _smallest(card)
     found = {
         "width": max(clip.width // multiple, 1) * multiple,
         "height": max(clip.height // multiple, 1) * multiple,
@@ -112,6 +112,12 @@ def follow_video(request: GenerationRequest, card: ModelCard) -> GenerationReque
     if video.role == "video" and request.seconds is None:
         found["num_frames"] = (clip.num_frames - 1) // stride * stride + 1
     return request.model_copy(update={name: v for name, v in found.items() if getattr(request, name) is None})
+
+
+def _smallest(card: ModelCard) -> Clip:
+    d, multiple = card.defaults, card.size_multiple
+    width, height = (d.width, d.height) if card.target_pixels else (multiple, multiple)
+    return Clip(width=width, height=height, num_frames=1, fps=1)
 
 
 def _check_inputs(request: GenerationRequest, card: ModelCard, task: Task) -> None:

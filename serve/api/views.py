@@ -182,11 +182,15 @@ class ImagesResponse(BaseModel):
 
 
 class ModelLimits(BaseModel):
-    """What a request may ask for. Sides are multiples of `size_multiple`, frames are `frame_stride * k + 1`."""
+    """What a request may ask for. Sides are multiples of `size_multiple`, frames are `frame_stride * k + 1`.
+
+    Where `target_pixels` is not 0, width times height is about that.
+    """
 
     size_multiple: int
     frame_stride: int
     max_side: int
+    target_pixels: int
     max_frames: int
     max_tokens: int
     min_steps: int
