@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from raydiance.models.family import Family, Stage
 
 
-WITHOUT_WEIGHTS = ("tokenizer", "scheduler", "processor", "feature_extractor")
+WITHOUT_WEIGHTS = ("tokenizer", "scheduler", "processor", "image_processor", "feature_extractor")
 """What the names of components begin with that have no weights."""
 
 
@@ -34,7 +34,7 @@ class Entry(NamedTuple):
 
 _WAN = Entry(
     "raydiance.models.wan:Wan",
-    "raydiance.models.wan_config:read_card",
+    "raydiance.models.wan_card:read_card",
     "raydiance.models.wan_config:read_components",
 )
 _FLUX = Entry(
