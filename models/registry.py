@@ -25,11 +25,14 @@ class Entry(NamedTuple):
     card: `module:name` of what reads its card from a folder, without importing torch.
     components: by stage, what it opens of a checkpoint, or `module:name` of what reads that from a folder. A component
         that only some checkpoints have is not listed in a mapping but checked where it is loaded.
+    check: `module:name` of what looks at a folder, and at `LoadOptions.components`, before its components are looked
+        for, without importing torch; empty where there is nothing to say.
     """
 
     family: str
     card: str
     components: Mapping[Stage, tuple[str, ...]] | str
+    check: str = ""
 
 
 _WAN = Entry(
@@ -46,6 +49,19 @@ _FLUX = Entry(
         "decode": ("vae",),
     },
 )
+_HIDREAM = Entry(
+    "raydiance.models.hidream:HiDream",
+    "raydiance.models.hidream_config:read_card",
+    {
+        "encode": (
+            *("tokenizer", "tokenizer_2", "tokenizer_3", "tokenizer_4"),
+            *("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4"),
+        ),
+        "denoise": ("transformer", "scheduler"),
+        "decode": ("vae",),
+    },
+    check="raydiance.models.hidream_config:check_elsewhere",
+)
 FAMILIES: dict[str, Entry] = {
     "WanPipeline": _WAN,
     "WanImageToVideoPipeline": _WAN,
@@ -53,6 +69,7 @@ FAMILIES: dict[str, Entry] = {
     "FluxPipeline": _FLUX,
     "FluxImg2ImgPipeline": _FLUX,
     "FluxKontextPipeline": _FLUX,
+    "HiDreamImagePipeline": _HIDREAM,
 }
 DEFAULT = LoadOptions()
 
@@ -95,6 +112,8 @@ def check(folder: Path, components: Mapping[str, str] = {}) -> None:
     for name in components:
         if name not in entry_components:
             raise CheckpointError(f"components.{name}: {folder} has {', '.join(entry_components)}")
+    if entry.check:
+        _named(entry.check)(folder, components)
     for name in entry_components:
         source = component_folder(folder, name, components)
         check_component(source.parent, source.name, weights=not name.startswith(WITHOUT_WEIGHTS))
