@@ -89,7 +89,7 @@ def frames(data: bytes) -> Iterator[Frame]:
         with _opened(data) as (file, stream):
             for frame in file.decode(stream):
                 yield np.rot90(frame.to_ndarray(format="rgb24"), round(frame.rotation / 90) % 4)
-    except av.FFmpegError as e:
+    except (av.FFmpegError, RaydianceError) as e:
         raise ValueError(f"the stored video is damaged: {e}") from e
 
 

@@ -176,7 +176,7 @@ def test_a_header_that_lies_about_the_size_of_frames() -> None:
 
 @pytest.mark.parametrize("read", [clips.last_frame, lambda d: list(clips.frames(d)), lambda d: clips.pick(d, [0])])
 def test_a_stored_file_that_was_damaged_since(read: Any) -> None:
-    with pytest.raises((ValueError, RaydianceError)):
+    with pytest.raises(ValueError, match="damaged"):
         read(mp4()[:300])
     with pytest.raises(ValueError, match="none of these frames"):
         clips.pick(mp4(), [99])

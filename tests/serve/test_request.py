@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from raydiance.models.card import Defaults, ModelCard
+from raydiance.models.inputs import Accepts
 from raydiance.models.spec import FieldError, Spec
-from raydiance.serve.request import GenerationRequest
-from raydiance.serve.samples import resolve
+from raydiance.serve.request import FAMILY_PARAMETERS, GenerationRequest
+from raydiance.serve.samples import follow_video, infer_task, resolve
 
 CARD = ModelCard(
     id="m",
@@ -27,6 +29,11 @@ CARD = ModelCard(
     max_tokens=10_000,
 )
 FIRST = {"type": "image", "role": "first_frame", "source": {"b64": "x"}}
+ANY = {"type": "image", "source": {"b64": "x"}}
+REFERENCE = {"type": "image", "role": "reference", "source": {"b64": "x"}}
+MASK = {"type": "mask", "source": {"b64": "x"}}
+VIDEO = {"type": "video", "source": {"b64": "x"}}
+PREVIOUS = {"type": "video", "role": "previous", "source": {"b64": "x"}}
 INIT = {"type": "image", "role": "init", "source": {"b64": "x"}}
 
 
@@ -53,6 +60,11 @@ def test_samples_differ_in_their_seed_alone() -> None:
         ({"num_frames": 1}, "text-to-image"),
         ({"inputs": [FIRST]}, "image-to-video"),
         ({"inputs": [INIT]}, "image-to-image"),
+        ({"inputs": [ANY]}, "image-to-video"),
+        ({"inputs": [ANY], "num_frames": 1}, "image-to-image"),
+        ({"inputs": [ANY], "output": {"format": "webp"}}, "image-to-image"),
+        ({"output": {"format": "png"}}, "text-to-image"),
+        ({"inputs": [PREVIOUS]}, "image-to-video"),
     ],
 )
 def test_the_task_follows_from_the_inputs(values: dict[str, Any], task: str) -> None:
@@ -94,8 +106,12 @@ def test_text_inputs_are_prompts() -> None:
         ({"inputs": [INIT, INIT]}, "inputs.1", "the limit is 1"),
         ({"inputs": [FIRST], "task": "text-to-video"}, "inputs.0", "takes no image"),
         ({"task": "image-to-video"}, "inputs", "needs an image"),
-        ({"inputs": [{"type": "mask", "source": {"b64": "x"}}]}, "inputs", "cannot do 'video-to-video'"),
-        ({"inputs": [{"type": "video", "source": {"b64": "x"}}]}, "inputs", "cannot do 'video-to-video'"),
+        ({"inputs": [MASK]}, "inputs", "cannot do 'video-to-video'"),
+        ({"inputs": [VIDEO]}, "inputs", "cannot do 'video-to-video'"),
+        ({"inputs": [MASK], "task": "text-to-video"}, "inputs.0", "takes no mask"),
+        ({"inputs": [FIRST, MASK]}, "inputs.1", "takes no mask"),
+        ({"inputs": [PREVIOUS, FIRST]}, "inputs.1", "2 inputs of role 'first_frame'"),
+        ({"inputs": [PREVIOUS], "num_frames": 1}, "num_frames", "the last one of the video"),
         ({"seconds": 1, "num_frames": 9}, "seconds", "not both"),
         ({"task": "text-to-image", "seconds": 1}, "seconds", "no video"),
         ({"task": "text-to-image", "num_frames": 9}, "num_frames", "must be 1"),
@@ -139,3 +155,91 @@ def test_a_spec_that_is_accepted_keeps_every_limit(**values: Any) -> None:
 
 def test_cards_cross_process_boundaries_as_dicts() -> None:
     assert ModelCard.from_dict(CARD.to_dict()) == CARD
+
+
+EDITOR = dataclasses.replace(
+    CARD,
+    tasks=("image-edit", "image-to-image", "reference-to-video", "video-to-video", "image-to-video"),
+    inputs={
+        "image-edit": (Accepts("reference", max_count=3),),
+        "image-to-image": (Accepts("init"), Accepts("mask", required=False)),
+        "reference-to-video": (Accepts("reference", max_count=2),),
+        "image-to-video": (Accepts("first_frame"), Accepts("last_frame", required=False)),
+        "video-to-video": (Accepts("video"), Accepts("mask", required=False), Accepts("reference", required=False)),
+    },
+    strength_tasks=("image-to-image", "video-to-video"),
+)
+LAST = {**FIRST, "role": "last_frame"}
+
+
+@pytest.mark.parametrize(
+    ("values", "task"),
+    [
+        ({"inputs": [ANY]}, "image-to-video"),
+        ({"inputs": [ANY, ANY]}, "reference-to-video"),  # what takes them all
+        ({"inputs": [ANY, ANY, ANY]}, "image-edit"),
+        ({"inputs": [ANY], "num_frames": 1}, "image-edit"),
+        ({"inputs": [ANY], "num_frames": 1, "strength": 0.5}, "image-to-image"),  # what takes a strength
+        ({"inputs": [ANY, MASK], "num_frames": 1}, "image-to-image"),
+        ({"inputs": [FIRST, LAST]}, "image-to-video"),
+        ({"inputs": [LAST]}, "image-to-video"),
+        ({"inputs": [REFERENCE]}, "image-edit"),
+        ({"inputs": [VIDEO]}, "video-to-video"),
+        ({"inputs": [VIDEO, MASK, REFERENCE]}, "video-to-video"),
+        ({"inputs": [MASK]}, "video-to-video"),
+    ],
+)
+def test_of_several_tasks_the_one_that_takes_the_inputs(values: dict[str, Any], task: str) -> None:
+    assert infer_task(GenerationRequest(prompt="p", **values), EDITOR) == task
+
+
+def test_only_tasks_of_the_route_are_considered() -> None:
+    request = GenerationRequest(prompt="p", inputs=[ANY])
+    assert infer_task(request, EDITOR, ("image-edit", "image-to-image")) == "image-edit"
+    assert infer_task(request, CARD, ("video-to-video",)) == "video-to-video"  # refused by name later
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"inputs": [MASK]}, "needs video"),
+        ({"inputs": [LAST]}, "role 'first_frame'"),
+        ({"inputs": [ANY, ANY, ANY, ANY]}, "the limit is 1"),
+    ],
+)
+def test_what_is_missing_or_too_much_is_named(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(FieldError, match=says):
+        resolve(GenerationRequest(prompt="p", **values), EDITOR, seed=5)
+
+
+CLIP = {"width": 100, "height": 70, "num_frames": 15, "fps": 23.976}
+
+
+@pytest.mark.parametrize(
+    ("role", "values", "expected"),
+    [
+        ("video", {}, (96, 64, 13, 24)),
+        ("previous", {}, (96, 64, 9, 24)),  # as long as the model's default
+        ("video", {"width": 32, "fps": 8, "num_frames": 5}, (32, 64, 5, 8)),
+        ("video", {"seconds": 0.5, "fps": 16}, (96, 64, 9, 16)),
+        ("previous", {"seconds": 1}, (96, 64, 25, 24)),
+    ],
+)
+def test_what_is_left_out_follows_the_given_video(
+    role: str, values: dict[str, Any], expected: tuple[int, int, int, int]
+) -> None:
+    request = GenerationRequest(prompt="p", inputs=[{**VIDEO, "role": role, "clip": CLIP}], **values)
+    [spec] = resolve(follow_video(request, EDITOR), EDITOR, seed=5)
+    assert (spec.width, spec.height, spec.num_frames, spec.fps) == expected
+
+
+def test_a_video_that_nobody_has_looked_into_is_refused_for_nothing_but_what_was_asked() -> None:
+    request = GenerationRequest(prompt="p", inputs=[VIDEO], width=4096, num_frames=1)
+    assert resolve(follow_video(request, EDITOR), EDITOR, seed=5)
+    with pytest.raises(FieldError, match="8192"):
+        resolve(follow_video(request.model_copy(update={"width": 8192}), EDITOR), EDITOR, seed=5)
+
+
+def test_family_parameters_are_fields_of_every_request() -> None:
+    assert set(FAMILY_PARAMETERS) <= set(GenerationRequest.model_fields)
+    assert "true_cfg_scale" in FAMILY_PARAMETERS
