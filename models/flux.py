@@ -225,7 +225,8 @@ class Flux(Family):
         )
         guidance = None
         if self.card.has_guidance:
-            guidance = torch.tensor([row.spec.guidance_scale for row in rows], device=self.device)
+            scales = [row.spec.guidance_scale for row in rows]
+            guidance = torch.tensor(scales, dtype=torch.float32, device=self.device)
         outputs: torch.Tensor = self.pipeline.transformer(
             hidden_states=torch.stack([self._tokens(row) for row in rows]),
             timestep=torch.stack([row.timestep for row in rows]).to(self.device, self.dtype) / 1000,
