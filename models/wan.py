@@ -25,7 +25,8 @@ from raydiance.models.options import LoadOptions
 from raydiance.models.solver import Solver
 from raydiance.models.spec import Spec
 from raydiance.models.wan_attention import Processor
-from raydiance.models.wan_conditions import check_roles, frame_condition
+from raydiance.models.wan_card import card_of
+from raydiance.models.wan_conditions import FrameEncoder, check_roles
 from raydiance.models.wan_config import LOW_NOISE, Expert, WanConfig
 from raydiance.models.wan_experts import Experts, check_offload, load_experts
 from raydiance.models.wan_vae import decode_frames, decode_tiled
@@ -38,7 +39,8 @@ MAX_UNTILED_PIXELS = 1920 * 1088
 class Wan(Family):
     """Conditioning: `prompt_embeds` [L, D], `negative_prompt_embeds` [L, D] where guidance is used, and
     `image_latents` [C, T, H, W] where the task takes an image (T = 1) or a video; where given frames are channels
-    beside the latents (I2V-A14B), `condition` [temporal factor + C, T, H, W] instead.
+    beside the latents (I2V), `condition` [temporal factor + C, T, H, W] instead; `image_embeds` [N, S, D] beside it
+    where an image encoder sees the N frames given (Wan 2.1).
 
     Raises:
         CheckpointError: names the folder and what is missing or not supported.
@@ -48,7 +50,7 @@ class Wan(Family):
 
     def __init__(self, folder: Path, stage: Stage, model_id: str, options: LoadOptions) -> None:
         self.config = WanConfig.read(folder)
-        self.card = self.config.card(model_id)
+        self.card = card_of(self.config, model_id)
         self.stage = stage
         self.device = torch.device(options.device)
         self.dtype = dtype_of(options)
@@ -60,6 +62,8 @@ class Wan(Family):
             parts["text_encoder"] = load_component(UMT5EncoderModel, folder, "text_encoder", options)
         elif stage == "decode":
             parts["vae"] = load_component(AutoencoderKLWan, folder, "vae", options)
+            if self.config.kind == "image":
+                self.frames = FrameEncoder.load(parts["vae"], folder, self.config, options)
         elif stage == "denoise":
             models = load_experts(self.transformer_class, folder, self.config, options)
             parts["scheduler"] = load_scheduler(folder, options)
@@ -112,10 +116,10 @@ class Wan(Family):
 
     @torch.no_grad()
     def encode_inputs(self, spec: Spec, inputs: Inputs) -> Tensors:
-        """`image_latents` [C, T, H, W] or `condition`, fp32, of what the task takes; raises ValueError for the rest."""
+        """`image_latents` or `condition`, fp32, and `image_embeds`, of what the task takes; ValueError for the rest."""
         check_roles(spec, self.card.accepts(spec.task), inputs)
         if self.config.kind == "image":
-            return {"condition": frame_condition(self.pipeline.vae, spec, inputs)}
+            return self.frames.encode(spec, inputs)
         if inputs.video is not None:
             given = [Image.fromarray(frame) for frame in inputs.video]
         else:
@@ -208,10 +212,14 @@ class Wan(Family):
     def _arguments(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
         """What a forward takes beside the prompts."""
         inputs = [self._input(row) for row in rows]
-        return {
+        arguments = {
             "hidden_states": self._stack([latents for latents, _ in inputs]),
             "timestep": torch.stack([timestep for _, timestep in inputs]),
         }
+        if self.config.embedded_frames:  # [B * N, S, D]: the transformer joins those of a row
+            embeds = self._stack([row.conditioning["image_embeds"] for row in rows])
+            arguments["encoder_hidden_states_image"] = embeds.flatten(0, 1)
+        return arguments
 
     def _stack(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.stack(list(tensors)).to(self.device, self.dtype)

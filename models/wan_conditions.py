@@ -5,17 +5,23 @@ diffusers' own helpers do it, on pipelines that hold nothing but the VAE.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from diffusers import AutoencoderKLWan, WanImageToVideoPipeline, WanVACEPipeline
 from numpy.typing import NDArray
-from PIL import Image
 
-from raydiance.models.inputs import Accepts, Inputs
+from raydiance.models.inputs import Accepts, ImageRole, Inputs
+from raydiance.models.options import LoadOptions
+from raydiance.models.resolve import read_json
 from raydiance.models.spec import Spec
+from raydiance.models.wan_config import WanConfig
+from raydiance.models.weights import load_component, load_tokenizer
 
 _NOTHING = dict.fromkeys(("tokenizer", "text_encoder", "scheduler"))
 GREY = 0.5
@@ -34,36 +40,64 @@ def check_roles(spec: Spec, accepts: tuple[Accepts, ...], inputs: Inputs) -> Non
             raise ValueError(f"{count} inputs of role 'reference'; the limit is {a.max_count}")
 
 
-def frame_condition(vae: AutoencoderKLWan, spec: Spec, inputs: Inputs) -> torch.Tensor:
-    """The first frame, and the last one if it is given, as channels beside the latents: their mask, then latents of
-    the frames with zeros between. [temporal factor + C, T, H, W], fp32.
+@dataclass(frozen=True)
+class FrameEncoder:
+    """What becomes of given frames that are channels beside the latents.
 
-    Raises:
-        ValueError: a last frame of a video of one frame.
+    Args:
+        pipeline: with the VAE, and the image encoder and its processor where there is one.
     """
-    pipeline = WanImageToVideoPipeline(vae=vae, **_NOTHING)
-    size = {"height": spec.height, "width": spec.width}
 
-    def pixels(image: Image.Image) -> torch.Tensor:
-        fitted: torch.Tensor = pipeline.video_processor.preprocess(image, **size)
-        return fitted.to(vae.device, torch.float32)
+    pipeline: WanImageToVideoPipeline
+    embedded_frames: int
 
-    last = pixels(inputs.image("last_frame")) if "last_frame" in inputs.roles else None
-    if last is not None and spec.num_frames == 1:
+    @classmethod
+    def load(cls, vae: AutoencoderKLWan, folder: Path, config: WanConfig, options: LoadOptions) -> FrameEncoder:
+        """Raises CheckpointError: see `load_component`."""
+        parts: dict[str, Any] = {}
+        if config.embedded_frames:
+            kind = read_json(folder, "model_index.json")["image_encoder"][1]
+            parts["image_encoder"] = load_component(getattr(transformers, kind), folder, "image_encoder", options)
+            parts["image_processor"] = load_tokenizer(
+                folder, "image_processor", options, transformers.CLIPImageProcessor
+            )
+        return cls(WanImageToVideoPipeline(vae=vae, **_NOTHING, **parts), config.embedded_frames)
+
+    def encode(self, spec: Spec, inputs: Inputs) -> dict[str, torch.Tensor]:
+        """`condition`, fp32: the mask of the frames given, then the latents of a video that is 0 between them,
+        [temporal factor + C, T, H, W]. `image_embeds` [N, S, D] where there is an image encoder.
+
+        Raises:
+            ValueError: a last frame of a video of one frame.
+        """
+        frames = [inputs.image(role) for role in _frame_roles(spec, inputs)]
+        device = self.pipeline.vae.device
+        size = {"height": spec.height, "width": spec.width}
+        pixels = [self.pipeline.video_processor.preprocess(f, **size).to(device, torch.float32) for f in frames]
+        _, condition = self.pipeline.prepare_latents(
+            pixels[0],
+            batch_size=1,
+            num_channels_latents=self.pipeline.vae.config.z_dim,
+            **size,
+            num_frames=spec.num_frames,
+            dtype=torch.float32,
+            device=device,
+            latents=torch.empty(0, device=device),  # not the noise: that is drawn where it is denoised
+            last_image=pixels[1] if len(pixels) == 2 else None,
+        )
+        encoded = {"condition": condition[0]}
+        if self.embedded_frames:
+            encoded["image_embeds"] = self.pipeline.encode_image(frames, device)
+        return encoded
+
+
+def _frame_roles(spec: Spec, inputs: Inputs) -> list[ImageRole]:
+    """Those given, in order."""
+    if "last_frame" not in inputs.roles:
+        return ["first_frame"]
+    if spec.num_frames == 1:
         raise ValueError("num_frames=1 has no last frame beside its first")
-    _, condition = pipeline.prepare_latents(
-        pixels(inputs.image("first_frame")),
-        batch_size=1,
-        num_channels_latents=vae.config.z_dim,
-        **size,
-        num_frames=spec.num_frames,
-        dtype=torch.float32,
-        device=vae.device,
-        latents=torch.empty(0, device=vae.device),  # not the noise: that is drawn where it is denoised
-        last_image=last,
-    )
-    result: torch.Tensor = condition[0]
-    return result
+    return ["first_frame", "last_frame"]
 
 
 def vace_condition(vae: AutoencoderKLWan, spec: Spec, inputs: Inputs, patch: tuple[int, int, int]) -> torch.Tensor:
@@ -98,11 +132,7 @@ def _video_and_mask(spec: Spec, inputs: Inputs) -> tuple[NDArray[Any] | None, ND
     if "first_frame" not in inputs.roles:
         return None, None
     video, mask = np.full((1, *size, 3), GREY, np.float32), np.ones((1, *size, 1), np.float32)
-    places = {"first_frame": 0, "last_frame": -1}
-    if spec.num_frames == 1 and "last_frame" in inputs.roles:
-        raise ValueError("num_frames=1 has no last frame beside its first")
-    for role, place in places.items():
-        if role in inputs.roles:
-            video[:, place] = np.asarray(inputs.image(role), np.float32) / 255  # type: ignore[arg-type]
-            mask[:, place] = 0.0
+    for role, place in zip(_frame_roles(spec, inputs), (0, -1), strict=False):
+        video[:, place] = np.asarray(inputs.image(role), np.float32) / 255
+        mask[:, place] = 0.0
     return video, mask

@@ -1,34 +1,40 @@
-"""What a Wan checkpoint's JSON files say, and the card that follows from them. No torch."""
+"""What a Wan checkpoint's JSON files say: which Wan it is, by its numbers. No torch."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from raydiance.models.card import Defaults, ModelCard, Parameter
-from raydiance.models.inputs import Accepts
+from raydiance.models.card import Defaults
 from raydiance.models.resolve import CheckpointError, read_json
-from raydiance.models.spec import Task
 
 if TYPE_CHECKING:
     from raydiance.models.family import Stage
 
 OWN_FILE = "raydiance.json"
 """Optional, beside model_index.json: `max_sequence_length` (tokens) and `defaults` (of `card.Defaults`)."""
-MAX_REFERENCES = 8
-_DIFFUSERS_MULTIPLE = 16  # WanPipeline.check_inputs refuses other heights and widths
+TEXT_TOKENS = 512
+"""Where an image encoder's tokens come before the prompt's, diffusers tells them apart by this number."""
+_IMAGE_ENCODERS = ("CLIPVisionModel", "CLIPVisionModelWithProjection")
 
 Expert = Literal["transformer", "transformer_2"]
 HIGH_NOISE: Final = "transformer"
 LOW_NOISE: Final = "transformer_2"
 EXPERTS: Final = (HIGH_NOISE, LOW_NOISE)
 Kind = Literal["text", "image", "vace"]
-"""`image`: given frames are extra channels (I2V-A14B). `vace`: a branch of its own for video, mask and references."""
+"""`image`: given frames are extra channels (I2V). `vace`: a branch of its own for video, mask and references."""
 _KINDS: dict[str, Kind] = {"WanImageToVideoPipeline": "image", "WanVACEPipeline": "vace"}
-_AS_THE_OTHER = ("in_channels", "patch_size", "rope_max_seq_len", "image_dim", "vace_layers", "vace_in_channels")
+_AS_THE_OTHER = (
+    "in_channels",
+    "patch_size",
+    "rope_max_seq_len",
+    "image_dim",
+    "pos_embed_seq_len",
+    "vace_layers",
+    "vace_in_channels",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,8 @@ class WanConfig:
     experts: components that denoise: one, or one for high and one for low noise.
     boundary_ratio: with two experts, the share of the training timesteps from which the first one is used.
     expand_timesteps: one timestep a token, so that a given first frame is clean from the start (Wan 2.2 TI2V-5B).
+    embedded_frames: how many of the frames given an image encoder sees too: none, the first one (Wan 2.1 I2V), or the
+        first one and the last one (Wan 2.1 FLF2V).
     max_positions: positions that the rotary embedding has along each of time, height and width.
     own_defaults: the checkpoint's, from `raydiance.json`.
     """
@@ -45,6 +53,7 @@ class WanConfig:
     experts: tuple[Expert, ...]
     boundary_ratio: float | None
     expand_timesteps: bool
+    embedded_frames: int
     patch: tuple[int, int, int]
     latent_channels: int
     spatial_factor: int
@@ -68,6 +77,7 @@ class WanConfig:
             experts=experts,
             boundary_ratio=index.get("boundary_ratio") if len(experts) == 2 else None,
             expand_timesteps=expands,
+            embedded_frames=_embedded_frames(transformer),
             patch=_triple(folder / file, transformer.get("patch_size", (1, 2, 2))),
             latent_channels=_count(folder / "vae/config.json", vae, "z_dim", 16),
             spatial_factor=_count(folder / "vae/config.json", vae, "scale_factor_spatial", 8),
@@ -76,101 +86,23 @@ class WanConfig:
             max_sequence_length=_count(folder / OWN_FILE, own, "max_sequence_length", 512),
             own_defaults=_defaults(folder, own.get("defaults")),
         )
-        _refuse(folder, config, transformer, vae)
+        _refuse(folder, config, index, transformer, vae)
         return config
-
-    @property
-    def tasks(self) -> tuple[Task, ...]:
-        if self.kind == "vace":
-            return "text-to-video", "text-to-image", "image-to-video", "reference-to-video", "video-to-video"
-        if self.kind == "image":
-            return ("image-to-video",)
-        from_text: tuple[Task, ...] = ("text-to-video", "text-to-image")
-        # diffusers' video-to-video, which starts from what is given, knows no second expert
-        from_given: tuple[Task, ...] = ("image-to-image", "video-to-video") if len(self.experts) == 1 else ()
-        return (*from_text, *from_given, *(("image-to-video",) if self.expand_timesteps else ()))
-
-    @property
-    def inputs(self) -> Mapping[Task, tuple[Accepts, ...]]:
-        """What tasks take, where it is not what they take elsewhere.
-
-        With VACE every task takes something, if only optionally: it encodes an empty video where none is given.
-        """
-        frames = Accepts("first_frame"), Accepts("last_frame", required=False)
-        if self.kind == "image":
-            return {"image-to-video": frames}
-        if self.kind == "text":
-            return {}
-        references = Accepts("reference", required=False, max_count=MAX_REFERENCES)
-        return {
-            "text-to-video": (references,),
-            "text-to-image": (references,),
-            "image-to-video": frames,
-            "reference-to-video": (replace(references, required=True),),
-            "video-to-video": (Accepts("video"), Accepts("mask", required=False), references),
-        }
-
-    @property
-    def defaults(self) -> Defaults:
-        """The checkpoint's own, or what is recommended for the published one of these numbers."""
-        if self.own_defaults is not None:
-            return self.own_defaults
-        defaults = Defaults(height=480, width=832, num_frames=81, fps=16, num_inference_steps=50, guidance_scale=5.0)
-        if self.kind == "vace":
-            return replace(defaults, num_inference_steps=30)
-        if len(self.experts) == 2:
-            guidance = 3.5 if self.kind == "image" else 4.0
-            return replace(defaults, height=720, width=1280, num_inference_steps=40, guidance_scale=guidance)
-        if self.expand_timesteps and self.latent_channels == 48:  # TI2V-5B
-            return replace(defaults, height=704, width=1280, num_frames=121, fps=24)
-        return defaults
-
-    @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        found = []
-        if len(self.experts) == 2:
-            recommended = 3.0 if self.kind == "text" and self.own_defaults is None else None  # T2V-A14B: 4 and 3
-            found.append(Parameter("guidance_scale_2", 0.0, 100.0, recommended))
-        if self.kind == "vace":
-            found.append(Parameter("conditioning_scale", 0.0, 10.0, 1.0))
-        return tuple(found)
-
-    def card(self, model_id: str) -> ModelCard:
-        multiple = math.lcm(
-            _DIFFUSERS_MULTIPLE, self.spatial_factor * self.patch[1], self.spatial_factor * self.patch[2]
-        )
-        longest = self.max_positions * self.spatial_factor * min(self.patch[1:])
-        card = ModelCard(
-            id=model_id,
-            family="wan",
-            tasks=self.tasks,
-            defaults=self.defaults,
-            size_multiple=multiple,
-            frame_stride=self.temporal_factor,
-            spatial_factor=self.spatial_factor,
-            temporal_factor=self.temporal_factor,
-            patch=self.patch,
-            inputs=self.inputs,
-            parameters=self.parameters,
-            strength_tasks=("image-to-image", "video-to-video") if "image-to-image" in self.tasks else (),
-        )
-        positions = self.max_positions - (MAX_REFERENCES if self.kind == "vace" else 0)
-        return replace(
-            card,
-            max_side=min(card.max_side, longest) // multiple * multiple,
-            max_frames=min(card.max_frames, (positions - 1) * self.temporal_factor + 1),
-        )
-
-
-def read_card(folder: Path, model_id: str) -> ModelCard:
-    """The card of a Wan folder; raises CheckpointError."""
-    return WanConfig.read(folder).card(model_id)
 
 
 def read_components(folder: Path) -> Mapping[Stage, tuple[str, ...]]:
     """By stage, what it opens of this folder; raises CheckpointError."""
-    experts = _experts(folder, read_json(folder, "model_index.json"))
-    return {"encode": ("tokenizer", "text_encoder"), "denoise": (*experts, "scheduler"), "decode": ("vae",)}
+    index = read_json(folder, "model_index.json")
+    encoder = ("image_encoder", "image_processor") if _has(index, "image_encoder") else ()
+    return {
+        "encode": ("tokenizer", "text_encoder"),
+        "denoise": (*_experts(folder, index), "scheduler"),
+        "decode": ("vae", *encoder),
+    }
+
+
+def _has(index: dict[str, Any], component: str) -> bool:
+    return (index.get(component) or [None])[0] is not None
 
 
 def _experts(folder: Path, index: dict[str, Any]) -> tuple[Expert, ...]:
@@ -178,7 +110,7 @@ def _experts(folder: Path, index: dict[str, Any]) -> tuple[Expert, ...]:
     ratio = index.get("boundary_ratio")
     if ratio is not None and (type(ratio) not in (int, float) or not ratio >= 0):
         raise CheckpointError(f"{folder}: boundary_ratio={ratio!r} must be a number from 0 on")
-    high, low = ((index.get(name) or [None])[0] is not None for name in EXPERTS)
+    high, low = (_has(index, name) for name in EXPERTS)
     if high and low and ratio is not None:
         return EXPERTS
     if high and not low and not ratio:
@@ -201,13 +133,21 @@ def _check_alike(folder: Path) -> None:
             )
 
 
-def _refuse(folder: Path, config: WanConfig, transformer: dict[str, Any], vae: dict[str, Any]) -> None:
+def _embedded_frames(transformer: dict[str, Any]) -> int:
+    if transformer.get("image_dim") is None:
+        return 0
+    return 1 if transformer.get("pos_embed_seq_len") is None else 2
+
+
+def _refuse(
+    folder: Path, config: WanConfig, index: dict[str, Any], transformer: dict[str, Any], vae: dict[str, Any]
+) -> None:
     if len(config.experts) == 2:
         _check_alike(folder)
     channels, latent = transformer.get("in_channels", 16), config.latent_channels
     wanted = 2 * latent + config.temporal_factor if config.kind == "image" else latent
-    if transformer.get("image_dim") is not None:
-        raise CheckpointError(f"{folder}: images given through an image encoder (Wan 2.1 I2V) are not supported")
+    if config.embedded_frames:
+        _refuse_embedded(folder, config, index)
     if config.kind == "image" and channels != wanted:
         raise CheckpointError(
             f"{folder} is a WanImageToVideoPipeline without expand_timesteps, whose transformer takes {channels} "
@@ -224,6 +164,20 @@ def _refuse(folder: Path, config: WanConfig, transformer: dict[str, Any], vae: d
         )
     if config.kind == "vace":
         _refuse_vace(folder, config, transformer, vae)
+
+
+def _refuse_embedded(folder: Path, config: WanConfig, index: dict[str, Any]) -> None:
+    if config.kind != "image" or not _has(index, "image_encoder"):
+        raise CheckpointError(
+            f"{folder}: the transformer's image_dim is for a WanImageToVideoPipeline without expand_timesteps that has "
+            "an image encoder"
+        )
+    if (kind := index["image_encoder"][1]) not in _IMAGE_ENCODERS:
+        raise CheckpointError(f"{folder}: image_encoder is a {kind}, not one of {', '.join(_IMAGE_ENCODERS)}")
+    if config.max_sequence_length != TEXT_TOKENS:
+        raise CheckpointError(
+            f"{folder}: max_sequence_length={config.max_sequence_length} must be {TEXT_TOKENS} beside an image encoder"
+        )
 
 
 def _refuse_vace(folder: Path, config: WanConfig, transformer: dict[str, Any], vae: dict[str, Any]) -> None:

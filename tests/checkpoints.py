@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import (
@@ -18,7 +19,14 @@ from diffusers import (
     WanVACETransformer3DModel,
 )
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
+from transformers import (
+    CLIPImageProcessor,
+    CLIPVisionConfig,
+    CLIPVisionModelWithProjection,
+    PreTrainedTokenizerFast,
+    UMT5Config,
+    UMT5EncoderModel,
+)
 
 WORDS = ["<pad>", "</s>", "<unk>", "a", "the", "red", "blue", "black", "circle", "square", "moves", "left", "over"]
 MAX_SEQUENCE_LENGTH = 12
@@ -37,6 +45,7 @@ def save_wan(
     scheduler: str = "unipc",
     experts: tuple[str, ...] = ("transformer",),
     boundary_ratio: float | None = None,
+    embedded_frames: int = 0,
     seed: int = 0,
 ) -> Path:
     """Writes the folder and returns it. VAE: 4x in time, 8x in space, 4 channels; transformer: 2 blocks of 2 heads."""
@@ -54,7 +63,7 @@ def save_wan(
         with torch.no_grad():
             vae.encoder.conv_out.weight.mul_(32.0)  # random, it tells one picture from another by hundredths
     by_channels = pipeline is WanImageToVideoPipeline and not expand_timesteps
-    transformers = {name: _transformer(pipeline is WanVACEPipeline, by_channels) for name in experts}
+    transformers = {name: _transformer(pipeline is WanVACEPipeline, by_channels, embedded_frames) for name in experts}
     config = UMT5Config(vocab_size=len(WORDS), d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, dropout_rate=0.0)
     pipe = pipeline(
         tokenizer=_tokenizer(),
@@ -63,11 +72,12 @@ def save_wan(
         scheduler=SCHEDULERS[scheduler],
         boundary_ratio=boundary_ratio,
         **transformers,
+        **(_image_encoder() if embedded_frames else {}),
         **({} if pipeline is WanVACEPipeline else {"expand_timesteps": expand_timesteps}),
     )
     pipe.save_pretrained(folder, safe_serialization=True)
     own = {
-        "max_sequence_length": MAX_SEQUENCE_LENGTH,
+        "max_sequence_length": 512 if embedded_frames else MAX_SEQUENCE_LENGTH,
         "defaults": {
             "height": 32,
             "width": 48,
@@ -99,6 +109,18 @@ def save_i2v_a14b(folder: Path, *, scheduler: str = "unipc") -> Path:
     )
 
 
+def save_i2v_2_1(folder: Path, *, scheduler: str = "unipc", embedded_frames: int = 1) -> Path:
+    """One expert, and an image encoder of 5 tokens a frame that sees the first frame; with 2, the last one too."""
+    return save_wan(
+        folder,
+        pipeline=WanImageToVideoPipeline,
+        expand_timesteps=False,
+        scheduler=scheduler,
+        embedded_frames=embedded_frames,
+        seed=3,
+    )
+
+
 def save_vace(folder: Path, *, scheduler: str = "unipc", experts: tuple[str, ...] = ("transformer",)) -> Path:
     """Wan 2.1 VACE, or 2.2 with two experts: a VACE block beside each of two blocks."""
     return save_wan(
@@ -112,7 +134,9 @@ def save_vace(folder: Path, *, scheduler: str = "unipc", experts: tuple[str, ...
     )
 
 
-def _transformer(vace: bool, by_channels: bool) -> WanTransformer3DModel | WanVACETransformer3DModel:
+def _transformer(
+    vace: bool, by_channels: bool, embedded_frames: int
+) -> WanTransformer3DModel | WanVACETransformer3DModel:
     common = {
         "patch_size": (1, 2, 2),
         "num_attention_heads": 2,
@@ -127,7 +151,31 @@ def _transformer(vace: bool, by_channels: bool) -> WanTransformer3DModel | WanVA
     }
     if vace:
         return WanVACETransformer3DModel(**common, vace_layers=[0, 1], vace_in_channels=8 + 64)
-    return WanTransformer3DModel(**common)
+    if not embedded_frames:
+        return WanTransformer3DModel(**common)
+    transformer = WanTransformer3DModel(
+        **common, image_dim=16, added_kv_proj_dim=24, pos_embed_seq_len=10 if embedded_frames == 2 else None
+    )
+    if embedded_frames == 2:
+        torch.nn.init.normal_(transformer.condition_embedder.image_embedder.pos_embed)
+    return transformer
+
+
+def _image_encoder() -> dict[str, Any]:
+    config = CLIPVisionConfig(
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        image_size=28,
+        patch_size=14,
+        projection_dim=16,
+    )
+    side = {"height": 28, "width": 28}
+    return {
+        "image_encoder": CLIPVisionModelWithProjection(config),
+        "image_processor": CLIPImageProcessor(size={"shortest_edge": 28}, crop_size=side),
+    }
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from tests.checkpoints import BOTH, save_i2v_a14b, save_t2v_a14b, save_vace, save_wan
+from tests.checkpoints import BOTH, save_i2v_2_1, save_i2v_a14b, save_t2v_a14b, save_vace, save_wan
 from tests.families.kit import Case, Model, clip, picture
 
 from raydiance.models.inputs import Inputs
@@ -41,6 +41,8 @@ I2V_A14B = (
     Case("i2v", spec("image-to-video", **SECOND), Inputs(FIRST)),
     Case("i2v-last-frame", spec("image-to-video", **SECOND), Inputs(FIRST | LAST)),
 )
+I2V_2_1 = (Case("i2v", spec("image-to-video"), Inputs(FIRST)),)
+FLF2V_2_1 = (Case("flf2v", spec("image-to-video"), Inputs(FIRST | LAST)),)
 SCALE = {"extra": {"conditioning_scale": 0.7}}
 VACE = (
     Case("t2v", spec("text-to-video", **SCALE), Inputs()),
@@ -58,4 +60,6 @@ MODELS = (
     Model("wan-i2v-a14b", save_i2v_a14b, I2V_A14B),
     Model("wan-vace", save_vace, VACE),
     Model("wan-vace-2-2", partial(save_vace, experts=BOTH), VACE_2_2),
+    Model("wan-i2v-2-1", save_i2v_2_1, I2V_2_1),
+    Model("wan-flf2v-2-1", partial(save_i2v_2_1, embedded_frames=2), FLF2V_2_1),
 )

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from diffusers import DiffusionPipeline
 from PIL import Image
-from tests.checkpoints import MAX_SEQUENCE_LENGTH
 from tests.families.kit import Case, Model
 
 from raydiance.models.wan_vae import decode_frames
@@ -37,7 +36,7 @@ def reference(model: Model, case: Case, output_type: str = "latent") -> torch.Te
         num_inference_steps=spec.num_inference_steps,
         guidance_scale=spec.guidance_scale,
         generator=torch.Generator("cpu").manual_seed(spec.seed),
-        max_sequence_length=MAX_SEQUENCE_LENGTH,
+        max_sequence_length=model.studio.encoder.config.max_sequence_length,
         output_type=output_type,
         **arguments,
         **(_vace_inputs(case) if "VACE" in type(pipe).__name__ else _frames(case)),

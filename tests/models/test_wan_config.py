@@ -13,7 +13,7 @@ from raydiance.models import registry
 from raydiance.models.card import ModelCard, Parameter
 from raydiance.models.resolve import CheckpointError
 
-TI2V, T2V, I2V, VACE, VACE_2 = MODELS
+TI2V, T2V, I2V, VACE, VACE_2, I2V_2_1, FLF2V_2_1 = MODELS
 
 
 def edit(path: Path, **values: object) -> None:
@@ -90,7 +90,28 @@ def test_its_own_defaults_come_before_the_recommended():
     assert card.fill({}, 5.0) == {"guidance_scale_2": 5.0}
 
 
-NONE, WAN = [None, None], ["diffusers", "WanTransformer3DModel"]
+@pytest.mark.parametrize(("model", "roles"), [(I2V_2_1, ["first_frame"]), (FLF2V_2_1, ["first_frame", "last_frame"])])
+def test_i2v_2_1_takes_the_frames_that_its_image_encoder_sees(model, roles):
+    card = registry.card(model.folder, "wan")
+    accepts = card.accepts("image-to-video")
+    assert [a.role for a in accepts] == roles
+    assert all(a.required for a in accepts)
+    assert card.parameters == ()
+    registry.check(model.folder)
+
+
+def test_an_image_encoder_is_checked_before_anything_is_loaded(tmp_path):
+    folder = Path(shutil.copytree(I2V_2_1.folder, tmp_path / "wan"))
+    [weights] = (folder / "image_encoder").glob("*.safetensors")
+    weights.unlink()
+    with pytest.raises(CheckpointError, match="image_encoder has no"):
+        registry.check(folder)
+    shutil.rmtree(folder / "image_processor")
+    with pytest.raises(CheckpointError, match="no folder image_"):
+        registry.check(folder, {"image_encoder": str(I2V_2_1.folder)})
+
+
+NONE = [None, None]
 
 
 @pytest.mark.parametrize(
@@ -164,6 +185,9 @@ def test_both_experts_are_checked_before_anything_is_loaded(tmp_path):
         (T2V, "vae/config.json", {"z_dim": 8}, "takes 4 channels and the VAE has 8"),
         (I2V, "vae/config.json", {"z_dim": 8}, "takes 12 channels; .* are 20"),
         (I2V, "model_index.json", {"_class_name": "WanPipeline"}, "takes 12 channels and the VAE has 4"),
+        (I2V_2_1, "model_index.json", {"image_encoder": NONE}, "has an image encoder"),
+        (I2V_2_1, "model_index.json", {"image_encoder": ["x", "Other"]}, "image_encoder is a Other, not one of CLIP"),
+        (I2V_2_1, "model_index.json", {"expand_timesteps": True}, "image_dim is for"),
         (VACE, "transformer/config.json", {"vace_in_channels": 96}, "vace_in_channels=96; .* are 72"),
         (VACE, "vae/config.json", {"patch_size": 2}, "patch_size=2 does not go with VACE"),
     ],
@@ -172,4 +196,11 @@ def test_numbers_that_contradict_each_other_are_refused(tmp_path, model, file, v
     folder = copied(model, tmp_path)
     edit(folder / file, **values)
     with pytest.raises(CheckpointError, match=message):
+        registry.card(folder, "wan")
+
+
+def test_prompts_beside_an_image_encoder_have_512_tokens(tmp_path):
+    folder = Path(shutil.copytree(I2V_2_1.folder, tmp_path / "wan"))
+    edit(folder / "raydiance.json", max_sequence_length=24)
+    with pytest.raises(CheckpointError, match="max_sequence_length=24 must be 512"):
         registry.card(folder, "wan")

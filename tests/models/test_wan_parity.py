@@ -1,4 +1,4 @@
-"""Wan with two experts and with VACE against diffusers' own pipelines: same checkpoint, same seed, same numbers."""
+"""Wan with two experts, frames as channels, or VACE, against diffusers: same checkpoint and seed, same numbers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from functools import partial
 import diffusers
 import pytest
 import torch
-from tests.checkpoints import BOTH, save_i2v_a14b, save_t2v_a14b, save_vace
+from tests.checkpoints import BOTH, save_i2v_2_1, save_i2v_a14b, save_t2v_a14b, save_vace
 from tests.families.kit import Case, Model, clip, picture
-from tests.families.wan import I2V_A14B, T2V_A14B, VACE, VACE_2_2
+from tests.families.wan import FLF2V_2_1, I2V_2_1, I2V_A14B, T2V_A14B, VACE, VACE_2_2
 from tests.families.wan_diffusers import pipeline_of, pixels, reference
 
 from raydiance.models.inputs import Inputs
@@ -25,10 +25,19 @@ TWO = {
         "i2v": save_i2v_a14b,
         "vace": save_vace,
         "vace-2-2": partial(save_vace, experts=BOTH),
+        "i2v-2-1": save_i2v_2_1,
+        "flf2v-2-1": partial(save_i2v_2_1, embedded_frames=2),
     }.items()
     for scheduler in ("unipc", "euler")
 }
-CASES = {"t2v": T2V_A14B, "i2v": I2V_A14B, "vace": VACE, "vace-2-2": VACE_2_2}
+CASES = {
+    "t2v": T2V_A14B,
+    "i2v": I2V_A14B,
+    "vace": VACE,
+    "vace-2-2": VACE_2_2,
+    "i2v-2-1": I2V_2_1,
+    "flf2v-2-1": FLF2V_2_1,
+}
 
 
 def resized(case: Case, height: int, width: int, num_frames: int, **values: object) -> Case:
@@ -120,7 +129,7 @@ def test_both_scales_of_guidance_count(kind):
         check(model, other)
 
 
-@pytest.mark.parametrize(("kind", "case"), named("vace", "i2v"))
+@pytest.mark.parametrize(("kind", "case"), named("vace", "i2v", "i2v-2-1", "flf2v-2-1"))
 def test_what_is_given_matters(kind, case):
     """Parity would be empty on a model that ignores its inputs."""
     model = TWO[kind, "unipc"]

@@ -9,10 +9,12 @@ import pytest
 import torch
 from tests.families.kit import clip, picture
 from tests.families.wan import FIRST, I2V_A14B, LAST, MASK, MODELS, REFERENCES, VACE, VACE_2_2, spec
+from tests.families.wan import FLF2V_2_1 as FLF2V
+from tests.families.wan import I2V_2_1 as I2V_1
 
 from raydiance.models.inputs import Inputs
 
-I2V, VACE_1, VACE_2 = MODELS[2:]
+I2V, VACE_1, VACE_2, I2V_2_1, FLF2V_2_1 = MODELS[2:]
 CASES = {case.id: case for case in VACE}
 VIDEO = clip(48, 32, 5)
 SCALED = {"extra": {"conditioning_scale": 1.0}}
@@ -113,6 +115,37 @@ def test_the_frames_given_are_marked(case, frames):
     marked = [mask[:, 0].mean() == 1, *(mask[i, 1].mean() == 1 for i in range(4))]
     assert [i for i, is_given in enumerate(marked) if is_given] == frames
     assert mask.sum() == (4 + len(frames) - 1) * 4 * 6
+
+
+@pytest.mark.parametrize(("model", "case"), [(I2V_2_1, I2V_1[0]), (FLF2V_2_1, FLF2V[0])], ids=["first", "both"])
+def test_what_the_image_encoder_sees_counts(model, case):
+    studio, engine = model.studio, model.studio.engine()
+    given = studio.conditioning(case)
+    assert given["image_embeds"].shape == (len(case.inputs.images), 5, 16)
+    other = {**given, "image_embeds": given["image_embeds"].flip(-1)}
+    latents = [studio.run(engine.start(case.spec, conditioning)).latents for conditioning in (given, other)]
+    assert (latents[0] - latents[1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(("model", "case"), [(I2V_2_1, I2V_1[0]), (FLF2V_2_1, FLF2V[0])], ids=["first", "both"])
+def test_an_attention_from_outside_is_used_for_embedded_frames_too(model, case):
+    studio, calls = model.studio, []
+
+    def naive(q, k, v):
+        calls.append(k.shape[1])
+        scores = torch.einsum("blhd,bshd->bhls", q, k) / q.shape[-1] ** 0.5
+        return torch.einsum("bhls,bshd->blhd", scores.softmax(dim=-1), v)
+
+    expected = studio.latents(case)
+    try:
+        studio.denoiser.set_attention(naive)
+        latents = studio.latents(case)
+    finally:
+        studio.denoiser.set_attention(None)
+    block = [studio.denoiser.card.num_tokens(32, 48, 5), 512, 5 * len(case.inputs.images)]
+    assert calls == block * 2 * (2 * case.spec.num_inference_steps)
+    assert (latents - expected).abs().max() <= 1e-4
+    assert torch.equal(studio.latents(case), expected)
 
 
 @pytest.mark.parametrize(("model", "case"), [(VACE_1, VACE[2]), (VACE_2, VACE_2_2[0])], ids=["one", "two experts"])
