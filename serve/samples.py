@@ -212,7 +212,9 @@ def _check_honoured(request: GenerationRequest, card: ModelCard, spec: Spec) -> 
             raise FieldError("negative_prompt", f"model '{card.id}' takes no negative_prompt")
         needed = " or ".join(card.cfg_parameters)
         raise FieldError("negative_prompt", f"negative_prompt has an effect only where {needed} is above 1")
-    if previous_video(request) is not None and spec.num_frames < 2:
+    previous = previous_video(request)
+    is_known = previous is not None and (previous.clip is not None or request.seconds is None)
+    if is_known and spec.num_frames < 2:  # until the video's fps is known, seconds may be any number of frames
         raise FieldError("num_frames", f"num_frames={spec.num_frames}: its first frame is the last one of the video")
     video = task in VIDEO_TASKS
     suffixes = ("mp4", "webm") if video else ("png", "webp", "jpeg")
