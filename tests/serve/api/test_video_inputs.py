@@ -29,11 +29,7 @@ EDITOR = dataclasses.replace(
         "image-edit": (Accepts("reference", max_count=3), Accepts("mask", required=False)),
         "reference-to-video": (Accepts("reference", max_count=2),),
         "image-to-video": (Accepts("first_frame"), Accepts("last_frame", required=False)),
-        "video-to-video": (
-            Accepts("video"),
-            Accepts("mask", required=False),
-            Accepts("reference", required=False, max_count=2),
-        ),
+        "video-to-video": (Accepts("video"), Accepts("mask", required=False), Accepts("reference", False, 2)),
     },
     strength_tasks=("image-to-image", "video-to-video"),
     parameters=(Parameter("true_cfg_scale", 0, 20, 1.0), Parameter("stg_scale", 0, 5, 0.0)),
