@@ -240,6 +240,15 @@ def test_a_video_that_nobody_has_looked_into_is_refused_for_nothing_but_what_was
         resolve(follow_video(request.model_copy(update={"width": 8192}), EDITOR), EDITOR, seed=5)
 
 
+def test_what_goes_on_from_a_video_is_silent() -> None:
+    card = dataclasses.replace(EDITOR, has_audio=True)
+    request = GenerationRequest(prompt="p", inputs=[PREVIOUS])
+    assert not resolve(request, card, seed=5)[0].audio
+    assert resolve(GenerationRequest(prompt="p", inputs=[FIRST]), card, seed=5)[0].audio
+    with pytest.raises(FieldError, match="has no sound"):
+        resolve(request.model_copy(update={"audio": True}), card, seed=5)
+
+
 def test_family_parameters_are_fields_of_every_request() -> None:
     assert set(FAMILY_PARAMETERS) <= set(GenerationRequest.model_fields)
     assert "true_cfg_scale" in FAMILY_PARAMETERS
