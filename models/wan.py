@@ -7,6 +7,7 @@ Sources: diffusers' `pipelines/wan`, whose numbers this gives; https://arxiv.org
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,7 +29,7 @@ from raydiance.models.wan_attention import Processor
 from raydiance.models.wan_card import card_of
 from raydiance.models.wan_conditions import FrameEncoder, check_roles
 from raydiance.models.wan_config import LOW_NOISE, Expert, WanConfig
-from raydiance.models.wan_experts import Experts, check_offload, load_experts
+from raydiance.models.wan_experts import Experts, load_experts, offloads_idle
 from raydiance.models.wan_vae import decode_frames, decode_tiled
 from raydiance.models.weights import dtype_of, load_component, load_scheduler, load_tokenizer
 
@@ -54,7 +55,9 @@ class Wan(Family):
         self.stage = stage
         self.device = torch.device(options.device)
         self.dtype = dtype_of(options)
-        check_offload(folder, self.config, options)
+        offload_idle = offloads_idle(folder, self.config, options)
+        if offload_idle:
+            options = replace(options, offload="none")  # nothing else than an expert is moved
         parts: dict[str, Any] = dict.fromkeys(("tokenizer", "text_encoder", "vae", "scheduler"))
         models: dict[Expert, Any] = {}
         if stage == "encode":
@@ -65,12 +68,12 @@ class Wan(Family):
             if self.config.kind == "image":
                 self.frames = FrameEncoder.load(parts["vae"], folder, self.config, options)
         elif stage == "denoise":
-            models = load_experts(self.transformer_class, folder, self.config, options)
+            models = load_experts(self.transformer_class, folder, self.config, options, on_host=offload_idle)
             parts["scheduler"] = load_scheduler(folder, options)
             boundary = self.config.boundary_ratio
             if boundary is not None:
                 boundary *= parts["scheduler"].config.num_train_timesteps
-            self.experts = Experts(models, boundary, self.device, offload_idle=options.offload == "idle_expert")
+            self.experts = Experts(models, boundary, self.device, offload_idle=offload_idle)
         else:
             raise ValueError(f"stage {stage!r} is not one of {', '.join(get_args(Stage))}")
         self.pipeline = WanPipeline(**parts, **models)

@@ -75,22 +75,25 @@ class Experts:
         self.num_moves += 1
 
 
-def load_experts(kind: Any, folder: Path, config: WanConfig, options: LoadOptions) -> dict[Expert, Any]:
-    """Transformers of class `kind`, on the options' device, or in the host's memory where the idle one is offloaded.
+def offloads_idle(folder: Path, config: WanConfig, options: LoadOptions) -> bool:
+    """Whether the idle expert is to wait in the host's memory.
 
     Raises:
-        CheckpointError: see `load_component`.
+        CheckpointError: there is no idle one, or where it waits is not ours to choose.
     """
-    if options.offload == "idle_expert":
-        options = replace(options, device=str(HOST), offload="none")
-    return {name: load_component(kind, folder, name, options) for name in config.experts}
-
-
-def check_offload(folder: Path, config: WanConfig, options: LoadOptions) -> None:
-    """Raises CheckpointError where there is no idle expert, or where its place is not ours to choose."""
     if options.offload != "idle_expert":
-        return
+        return False
     if len(config.experts) == 1:
         raise CheckpointError(f"offload=idle_expert is for two experts; {folder} has {config.experts[0]} alone")
     if options.device_map is not None:
         raise CheckpointError(f"offload=idle_expert and device_map={options.device_map} both say where experts are")
+    return True
+
+
+def load_experts(
+    kind: Any, folder: Path, config: WanConfig, options: LoadOptions, *, on_host: bool
+) -> dict[Expert, Any]:
+    """Transformers of class `kind`, on the options' device or in the host's memory; CheckpointError as others."""
+    if on_host:
+        options = replace(options, device=str(HOST))
+    return {name: load_component(kind, folder, name, options) for name in config.experts}

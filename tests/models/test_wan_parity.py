@@ -6,10 +6,9 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 
-import diffusers
 import pytest
 import torch
-from tests.checkpoints import BOTH, save_i2v_2_1, save_i2v_a14b, save_t2v_a14b, save_vace
+from tests.checkpoints import BOTH, save_i2v_2_1, save_i2v_a14b, save_t2v_a14b, save_vace, save_wan
 from tests.families.kit import Case, Model, clip, picture
 from tests.families.wan import FLF2V_2_1, I2V_2_1, I2V_A14B, T2V_A14B, VACE, VACE_2_2
 from tests.families.wan_diffusers import pipeline_of, pixels, reference
@@ -74,10 +73,6 @@ def named(*kinds: str) -> list[object]:
     return [pytest.param(kind, case, id=f"{kind}-{case.id}") for kind in kinds for case in CASES[kind]]
 
 
-def test_the_version_that_is_compared_with():
-    assert diffusers.__version__ == "0.42.1"
-
-
 @pytest.mark.parametrize(("kind", "case"), named(*CASES))
 @pytest.mark.parametrize("scheduler", ["unipc", "euler"])
 def test_latents_and_pixels_are_those_of_diffusers(kind, case, scheduler):
@@ -114,6 +109,15 @@ def test_both_experts_run_as_often_as_in_diffusers(kind, scheduler):
         for hook in hooks:
             hook.remove()
     assert calls == {(who, name): 4 for who in ("ours", "theirs") for name in BOTH}  # 2 steps, 2 branches
+
+
+@pytest.mark.parametrize(
+    ("only", "boundary_ratio"), [("transformer", None), ("transformer", 0.0), ("transformer_2", 1.0)]
+)
+def test_one_of_two_experts_is_enough_where_the_boundary_says_so(only, boundary_ratio):
+    save = partial(save_wan, expand_timesteps=False, experts=(only,), boundary_ratio=boundary_ratio)
+    model, case = Model(f"parity-{only}-{boundary_ratio}", save, ()), T2V_A14B[0]
+    check(model, replace(case, spec=replace(case.spec, extra={})))
 
 
 @pytest.mark.parametrize("kind", ["t2v", "i2v", "vace-2-2"])

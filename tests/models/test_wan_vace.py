@@ -117,6 +117,16 @@ def test_the_frames_given_are_marked(case, frames):
     assert mask.sum() == (4 + len(frames) - 1) * 4 * 6
 
 
+def test_with_a_last_frame_or_without_they_share_a_batch():
+    studio, engine = I2V.studio, I2V.studio.engine()
+    together = [studio.start(case) for case in I2V_A14B]
+    while not together[0].is_done:
+        together = engine.step(together)
+    assert engine.num_forwards == 4
+    for case, trajectory in zip(I2V_A14B, together, strict=True):
+        assert (engine.finish(trajectory) - studio.latents(case)).abs().max() <= 1e-5
+
+
 @pytest.mark.parametrize(("model", "case"), [(I2V_2_1, I2V_1[0]), (FLF2V_2_1, FLF2V[0])], ids=["first", "both"])
 def test_what_the_image_encoder_sees_counts(model, case):
     studio, engine = model.studio, model.studio.engine()

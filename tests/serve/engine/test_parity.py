@@ -35,7 +35,7 @@ def test_latents_are_those_of_diffusers(name, spec):
     assert (ours - theirs).abs().max() <= LATENTS
 
 
-@pytest.mark.parametrize("spec", [SPECS[k] for k in ("t2v", "t2v-unguided-odd-size", "t2i", "i2i")])
+@pytest.mark.parametrize("spec", [SPECS[k] for k in ("t2v", "t2v-unguided-odd-size", "t2i", "i2i", "v2v")])
 def test_without_expanded_timesteps_too(spec):
     studio = studio_of("flat")
     assert (studio.latents(spec) - studio.reference(spec)).abs().max() <= LATENTS
