@@ -33,5 +33,5 @@ def create_app(service: Service, config: Config) -> FastAPI:
         health.router(service),
     ):
         app.include_router(router)
-    docs.install(app)
+    docs.install(app, has_keys=bool(config.http.api_key_sha256))
     return app

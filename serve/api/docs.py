@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from raydiance.serve.api.fields import REPEATED
+from raydiance.serve.api.middleware import OPEN_PATHS
 from raydiance.serve.api.schemas import (
     ImageEdit,
     ImageGeneration,
@@ -30,6 +31,7 @@ BODIES: Final[tuple[type[BaseModel], ...]] = (
     VideoExtension,
     VideoRemix,
 )
+KEY_SCHEME: Final = "Bearer"
 REF: Final = "#/components/schemas/{model}"
 EVENT_RESPONSES: Final[Responses] = {200: {"description": "the events", "content": {"text/event-stream": {}}}}
 FILE_RESPONSES: Final[Responses] = {
@@ -76,7 +78,10 @@ def _with(model: type[BaseModel], files: tuple[str, ...], required: str | None, 
     }
 
 
-def install(app: FastAPI) -> None:
+def install(app: FastAPI, *, has_keys: bool) -> None:
+    """Args:
+    has_keys: whether requests need one of the server's keys; the page then says so, and can send one.
+    """
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -84,6 +89,17 @@ def install(app: FastAPI) -> None:
             schema = generate()
             _, bodies = models_json_schema([(model, "validation") for model in BODIES], ref_template=REF)
             schema["components"]["schemas"].update(bodies["$defs"])
+            if has_keys:
+                _secure(schema)
         return generate()
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _secure(schema: dict[str, Any]) -> None:
+    schema["components"]["securitySchemes"] = {
+        KEY_SCHEME: {"type": "http", "scheme": "bearer", "description": "one of the server's API keys"}
+    }
+    for path, operations in schema["paths"].items():
+        for operation in operations.values():
+            operation["security"] = [] if path in OPEN_PATHS else [{KEY_SCHEME: []}]

@@ -157,6 +157,24 @@ def test_docs(http: httpx.Client) -> None:
     assert _references(page) <= {f"#/components/schemas/{name}" for name in schemas}
 
 
+def test_docs_say_where_a_key_is_needed(start: Callable[..., Any], http: httpx.Client) -> None:
+    open_page = http.get("/openapi.json").json()
+    assert "securitySchemes" not in open_page["components"]
+    assert not any("security" in route for methods in open_page["paths"].values() for route in methods.values())
+    server = start(http={"api_key_sha256": [digest(KEYS[0])]})
+    page = server.http(headers={"Authorization": f"Bearer {KEYS[0]}"}).get("/openapi.json").json()
+    [(name, scheme)] = page["components"]["securitySchemes"].items()
+    assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
+    assert {path: methods.keys() for path, methods in page["paths"].items()} == {
+        path: methods.keys() for path, methods in open_page["paths"].items()
+    }
+    without = server.http()
+    for path, methods in page["paths"].items():
+        for method, route in methods.items():
+            needs_key = without.request(method, path.format(id="x", model="x")).status_code == 401
+            assert route["security"] == ([{name: []}] if needs_key else []), (method, path)
+
+
 def _references(node: Any) -> set[str]:
     if isinstance(node, dict):
         own = {node["$ref"]} if isinstance(node.get("$ref"), str) else set()
