@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from raydiance.models.inputs import STANDARD, Accepts
@@ -122,6 +122,17 @@ class ModelCard:
             value = given.get(p.name, guidance_scale if p.default is None else p.default)
             filled[p.name] = int(value) if p.integer and value == int(value) else value
         return filled
+
+    def with_defaults(self, values: Mapping[str, float]) -> ModelCard:
+        """Other defaults, by the names of `Defaults`; raises FieldError for an unknown one, or one out of the limits."""
+        known = asdict(self.defaults)
+        for name, value in values.items():
+            if name not in known:
+                raise FieldError(f"defaults.{name}", f"defaults.{name} is not one of {', '.join(known)}")
+            if type(known[name]) is int and value != int(value):
+                raise FieldError(f"defaults.{name}", f"defaults.{name}={value} must be a whole number")
+        whole = {n: int(v) if type(known[n]) is int else float(v) for n, v in values.items()}
+        return replace(self, defaults=replace(self.defaults, **whole))
 
     def check(self, spec: Spec) -> Spec:
         """Returns the spec; raises FieldError that names the field, the value and the limit."""

@@ -31,6 +31,7 @@ class Denoiser:
         torch.set_num_threads(config.num_threads or os.cpu_count() or 1)
         folder = resolve.resolve(model.path, model.revision)
         self._config = config
+        self._defaults = model.defaults
         self._loop = DenoisingLoop(
             lambda: Engine(registry.load(folder, "denoise", model.id, model.load_options("denoise", device))),
             max_batch_size=config.max_batch_size,
@@ -38,7 +39,7 @@ class Denoiser:
         )
 
     async def card(self) -> dict[str, Any]:
-        return self._loop.engine.family.card.to_dict()
+        return self._loop.engine.family.card.with_defaults(self._defaults).to_dict()
 
     async def generate(
         self, work: Work, encoded: list[Tensors], inputs: Tensors | None = None

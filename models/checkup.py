@@ -1,0 +1,187 @@
+"""What serving a checkpoint takes, stage by stage: from its configuration alone, or from a folder with weights.
+
+Numbers are those of the real modules, built without weights (see `footprint`). Activations are counted as torch's eager
+mode makes them; kernels that fuse need less.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+
+from raydiance.models import registry
+from raydiance.models.card import ModelCard
+from raydiance.models.family import Stage
+from raydiance.models.footprint import META, Cost, count_parameters, measure
+from raydiance.models.resolve import CheckpointError, component_folder, read_json
+from raydiance.models.shapes import CLIP_TOKENS, TEXT_TOKENS, Shape, decode_call, denoise_call, encode_call
+from raydiance.models.spec import Spec
+from raydiance.models.weights import DTYPES
+
+STAGES: tuple[Stage, ...] = ("encode", "denoise", "decode")
+_STAGE_OF: Mapping[str, Stage] = {"text_encoder": "encode", "connectors": "encode", "transformer": "denoise"}
+"""What a component's name begins with, to its stage; every other component with weights is decoded with."""
+_BOTH_BRANCHES_AT_ONCE = ("hidream", "ltx")
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """Args:
+    group_bytes: of weights on the device at once with group off-loading: a block, and the one that comes next.
+    cost: of one call: a prompt, a forward, or a sample's decoding.
+    """
+
+    name: str
+    kind: str
+    stage: Stage
+    parameters: int
+    weight_bytes: int
+    group_bytes: int
+    cost: Cost
+
+
+@dataclass(frozen=True, slots=True)
+class StageNeeds:
+    """Args:
+    flops: of one request.
+    peak_bytes: of activations, beside the weights.
+    """
+
+    parameters: int
+    weight_bytes: int
+    flops: int
+    peak_bytes: int
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.weight_bytes + self.peak_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Checkup:
+    """Args:
+    spec: the request that the numbers are of.
+    tokens: of the transformer's sequence, text included where it is part of it.
+    forwards: of the transformer in one request: steps times branches of guidance.
+    """
+
+    card: ModelCard
+    spec: Spec
+    components: tuple[Component, ...]
+    tokens: int
+    forwards: int
+
+    def needs(self, stage: Stage) -> StageNeeds:
+        parts = [c for c in self.components if c.stage == stage]
+        calls = {"encode": 2 if self.card.uses_negative(self.spec) else 1, "denoise": self.forwards, "decode": 1}[stage]
+        experts = len(parts) if stage == "denoise" else 1  # of two experts one runs in each step
+        return StageNeeds(
+            parameters=sum(c.parameters for c in parts),
+            weight_bytes=sum(c.weight_bytes for c in parts),
+            flops=calls * sum(c.cost.flops for c in parts) // experts,
+            peak_bytes=max(c.cost.peak_bytes for c in parts),
+        )
+
+
+def examine(
+    folder: Path,
+    spec: Spec,
+    card: ModelCard,
+    *,
+    dtype: str,
+    vae_dtype: str,
+    components: Mapping[str, str] | None = None,
+) -> Checkup:
+    """Builds every component on `meta` and calls it there with the tensors of one request.
+
+    Args:
+        folder: in diffusers' layout; weights are not needed.
+        components: those that come from elsewhere, see `LoadOptions.components`.
+
+    Raises:
+        CheckpointError: a configuration is missing, is of no known class, or makes no such module.
+    """
+    shape = _shape(spec, card, DTYPES[dtype])
+    parts = []
+    for name, (library, kind) in _with_weights(folder):
+        stage: Stage = next((s for prefix, s in _STAGE_OF.items() if name.startswith(prefix)), "decode")
+        module = build(
+            component_folder(folder, name, components or {}), library, kind, vae_dtype if stage == "decode" else dtype
+        )
+        if stage == "denoise":
+            call = denoise_call(module, shape)
+        elif stage == "encode":
+            call = encode_call(module, CLIP_TOKENS if kind.startswith("CLIP") else shape.text_tokens)
+        else:
+            call = decode_call(module, shape)
+        parameters = count_parameters(module)
+        parts.append(
+            Component(name, kind, stage, parameters, _bytes(module), _group_bytes(module), measure(module, call))
+        )
+    branches = 2 if card.uses_negative(spec) and shape.batch == 1 else 1
+    tokens = card.num_tokens(spec.height, spec.width, spec.num_frames) * (1 + shape.references) + card.max_text_tokens
+    return Checkup(card, spec, tuple(parts), tokens, (spec.num_inference_steps - spec.first_step) * branches)
+
+
+def build(folder: Path, library: str, kind: str, dtype: str) -> Any:
+    """A module without weights, on `meta`, in evaluation mode; raises CheckpointError naming its folder."""
+    config = read_json(folder, "config.json")
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(DTYPES[dtype])
+    try:
+        with META:
+            if library == "transformers":
+                settings = transformers.AutoConfig.for_model(**config)
+                return getattr(transformers, kind)(settings).eval()
+            return _diffusers_class(library, kind).from_config(config).eval()
+    except (AttributeError, TypeError, ValueError, KeyError, RuntimeError) as error:
+        raise CheckpointError(f"{folder / 'config.json'} makes no {kind}: {error}") from error
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _bytes(module: torch.nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+def _group_bytes(module: torch.nn.Module) -> int:
+    """Twice the largest block; a table of embeddings larger than that is a group of its own."""
+    lists = [m for m in module.modules() if isinstance(m, torch.nn.ModuleList)]
+    blocks = [_bytes(block) for m in lists for block in m]
+    others = [_bytes(m) for m in module.modules() if isinstance(m, torch.nn.Embedding)]
+    return max([2 * b for b in blocks] + others, default=_bytes(module))
+
+
+def _diffusers_class(library: str, kind: str) -> Any:
+    """A class of diffusers, or of the pipeline's own module where `model_index.json` names that as the library."""
+    module = diffusers if library == "diffusers" else importlib.import_module(f"diffusers.pipelines.{library}")
+    return getattr(module, kind)
+
+
+def _with_weights(folder: Path) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Components of `model_index.json` that have weights: name, library and class."""
+    for name, value in read_json(folder, "model_index.json").items():
+        if not isinstance(value, list) or len(value) != 2 or None in value:
+            continue
+        if not name.startswith(registry.WITHOUT_WEIGHTS):
+            yield name, (value[0], value[1])
+
+
+def _shape(spec: Spec, card: ModelCard, dtype: torch.dtype) -> Shape:
+    return Shape(
+        rows=spec.height // card.spatial_factor,
+        cols=spec.width // card.spatial_factor,
+        frames=(spec.num_frames - 1) // card.temporal_factor + 1,
+        text_tokens=TEXT_TOKENS[card.family],
+        seconds=spec.num_frames / spec.fps,
+        references=1 if spec.task == "image-edit" else 0,
+        batch=2 if card.family in _BOTH_BRANCHES_AT_ONCE and card.uses_negative(spec) else 1,
+        dtype=dtype,
+    )
