@@ -78,6 +78,9 @@ def _compare_diffusers(component: Path, kind: Any, files: WeightFiles, found: Sh
         found = renamed
     ignored = kind._keys_to_ignore_on_load_unexpected or []
     if quantised:
+        found = {
+            name.replace("._", "."): shape for name, shape in found.items()
+        }  # torchao: a.weight is a._weight_qdata
         missing = [name for name in expected if not any(part.startswith(name) for part in found)]
         owned = tuple(expected)
         unexpected = [name for name in found if not name.startswith(owned)]
@@ -129,7 +132,11 @@ def _refuse(
     misshapen: Iterable[tuple[str, Shape, Shape]],
 ) -> None:
     shapes = [f"{name} is {_by(found)} and not {_by(expected)}" for name, found, expected in sorted(misshapen)]
-    problems = [("lacks weights", sorted(missing)), ("has weights of no use", sorted(unexpected)), ("has shapes", shapes)]
+    problems = [
+        ("lacks weights", sorted(missing)),
+        ("has weights of no use", sorted(unexpected)),
+        ("has shapes", shapes),
+    ]
     said = [f"{what}: {_listed(names)}" for what, names in problems if names]
     if said:
         raise CheckpointError(f"{component} {'; '.join(said)}")

@@ -1,4 +1,4 @@
-"""The files of a component's weights: which ones a loader opens, what their headers say, whether two are equal. No torch.
+"""The files of a component's weights: which are opened, what their headers say, whether two are equal. No torch.
 
 safetensors: 8 bytes for the length of a JSON header, little-endian, the header, the data; see
 https://huggingface.co/docs/safetensors. Shards are listed by an index, `weight_map` from weight to file.
@@ -58,7 +58,7 @@ class WeightFiles:
         return {name: shape for path in self.paths for name, shape in read_header(path).items()}
 
 
-def _variant(path: Path, stem: str) -> str | None | bool:
+def _variant(path: Path, stem: str) -> str | bool | None:
     """The variant in a file's name, None where it has none; False for a shard."""
     name = path.name.removeprefix(stem)
     if name in (".safetensors", ".safetensors.index.json"):
