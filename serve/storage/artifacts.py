@@ -105,6 +105,13 @@ class ArtifactStore:
             async for page in obstore.list(self._store, prefix=f"{prefix}/"):
                 await obstore.delete_async(self._store, [entry["path"] for entry in page])
 
+    async def list(self, prefix: str) -> AsyncIterator[tuple[str, float]]:
+        """Key and time of writing (Unix seconds) of every file below `prefix/`."""
+        with _errors("list", check_key(prefix)):
+            async for page in obstore.list(self._store, prefix=f"{prefix}/"):
+                for entry in page:
+                    yield entry["path"], entry["last_modified"].timestamp()
+
     async def _check_range(self, key: str, start: int, end: int) -> None:
         size = await self.size(key)
         if not 0 <= start < min(end, size):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,38 @@ async def test_expired_jobs_and_their_files_are_removed(config: Config, monkeypa
     with pytest.raises(NotFound):
         await artifacts.get(old.artifacts[0].key)
     assert await artifacts.get(new.artifacts[0].key) == b"png"
+    jobs.close()
+
+
+async def test_old_inputs_of_no_job_are_removed(
+    config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(chores, "WEBHOOK_INTERVAL_S", 0.01)
+    jobs, artifacts = JobStore(config.storage.database), ArtifactStore(config.storage.artifacts)
+    old, young = ("jobs/image_a/input-0.png", "jobs/image_b/input-0.png")
+    for key in (old, young):
+        await artifacts.put(key, b"png")
+    os.utime(tmp_path / "artifacts" / old, (0, 0))
+    calls, remove_orphans = 0, chores.remove_orphans
+
+    async def flaky(*args: object) -> int:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise Unavailable("the disk is away")
+        return await remove_orphans(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(chores, "remove_orphans", flaky)
+    running = asyncio.ensure_future(Chores(config, jobs, artifacts).run())
+    for _ in range(200):
+        if not (tmp_path / "artifacts" / old).exists():
+            break
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(0.2)  # of several sweeps
+    running.cancel()
+    assert not (tmp_path / "artifacts" / old).exists()
+    assert await artifacts.get(young) == b"png"
+    assert calls == 2  # a failure is tried again with the next sweep, a success an hour later
     jobs.close()
 
 

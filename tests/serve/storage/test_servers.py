@@ -22,7 +22,7 @@ from raydiance.serve.errors import ConfigError, Conflict, InvalidRequest, NotFou
 from raydiance.serve.storage.artifacts import ArtifactStore
 from raydiance.serve.storage.job import Artifact, Job, JobState, artifact_prefix, now
 from raydiance.serve.storage.jobs import JobStore
-from raydiance.serve.storage.sweep import sweep
+from raydiance.serve.storage.sweep import ORPHAN_AGE_S, remove_orphans, sweep
 
 pytestmark = pytest.mark.slow
 MakeJob = Callable[..., Job]
@@ -134,6 +134,12 @@ def test_sweep_in_s3(s3: dict[str, Any], store: JobStore, make_job: MakeJob) -> 
     assert asyncio.run(sweep(store, artifacts, 2.0)) == 1
     with pytest.raises(NotFound):
         asyncio.run(artifacts.get(key))
+    orphan = "jobs/image_gone/input-0.png"
+    asyncio.run(artifacts.put(orphan, b"x"))
+    assert asyncio.run(remove_orphans(store, artifacts, now() + ORPHAN_AGE_S - 60)) == 0
+    assert asyncio.run(remove_orphans(store, artifacts, now() + ORPHAN_AGE_S + 60)) == 1
+    with pytest.raises(NotFound):
+        asyncio.run(artifacts.get(orphan))
 
 
 @pytest.fixture(scope="module")

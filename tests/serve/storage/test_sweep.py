@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from raydiance.serve.storage.artifacts import ArtifactStore
 from raydiance.serve.storage.check import check_storage
 from raydiance.serve.storage.job import Artifact, Job, artifact_prefix
 from raydiance.serve.storage.jobs import JobStore
-from raydiance.serve.storage.sweep import sweep
+from raydiance.serve.storage.sweep import ORPHAN_AGE_S, remove_orphans, sweep
 
 
 def test_sweep_forgets_what_has_expired_and_nothing_else(
@@ -50,6 +52,47 @@ def test_more_than_one_page_is_swept(store: JobStore, make_job: Callable[..., Jo
         store.cancel(store.create(make_job()).id)
     assert asyncio.run(sweep(store, ArtifactStore(str(tmp_path / "artifacts")), 9e9)) == 101
     assert store.list() == ([], False)
+
+
+def test_inputs_of_no_job_are_removed_when_they_are_old(
+    store: JobStore, make_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    folder = tmp_path / "artifacts"
+    artifacts = ArtifactStore(str(folder))
+    at = time.time()
+
+    def keep(key: str, age_s: float) -> str:
+        asyncio.run(artifacts.put(key, b"x"))
+        os.utime(folder / key, (at - age_s, at - age_s))
+        return key
+
+    job = make_job()
+    kept = keep(f"{artifact_prefix(job.id)}/input-0.mp4", 9e6)
+    source = {"type": "video", "source": {"artifact": kept}}
+    store.create(make_job(inputs=[source]).model_copy(update={"id": job.id}))
+    unfinished = store.create(make_job())
+    left = {
+        kept,
+        keep("jobs/image_young/input-0.png", ORPHAN_AGE_S - 60),
+        keep("jobs/image_gone/0.png", 9e6),  # nothing that was sent
+        keep(f"{artifact_prefix(unfinished.id)}/0.png", 9e6),
+        keep("elsewhere/image_gone/input-0.png", 9e6),
+        keep("jobs/image_gone/deeper/input-0.png", 9e6),
+    }
+    keep("jobs/image_gone/input-0.png", ORPHAN_AGE_S + 60)
+    keep("jobs/image_gone/input-1.webm", ORPHAN_AGE_S + 60)
+    keep(f"{artifact_prefix(job.id)}/input-1.png", 9e6)  # of an attempt that its job does not name
+    assert asyncio.run(remove_orphans(store, artifacts, at)) == 3
+    assert {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} == left
+    assert asyncio.run(remove_orphans(store, artifacts, at)) == 0
+
+
+def test_an_input_is_as_old_as_it_was_written(store: JobStore, tmp_path: Path) -> None:
+    artifacts = ArtifactStore(str(tmp_path / "artifacts"))
+    assert asyncio.run(remove_orphans(store, artifacts, time.time())) == 0  # an empty store
+    asyncio.run(artifacts.put("jobs/image_gone/input-0.png", b"x"))
+    assert asyncio.run(remove_orphans(store, artifacts, time.time() + ORPHAN_AGE_S - 60)) == 0
+    assert asyncio.run(remove_orphans(store, artifacts, time.time() + ORPHAN_AGE_S + 60)) == 1
 
 
 def test_local_stores_serve_one_node() -> None:
