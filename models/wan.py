@@ -129,7 +129,7 @@ class Wan(Family):
             given = [inputs.image("first_frame" if spec.task == "image-to-video" else "init")]
         pixels = self.pipeline.video_processor.preprocess_video(given, height=spec.height, width=spec.width)
         vae = self.pipeline.vae
-        latents = retrieve_latents(vae.encode(pixels.to(vae.device, vae.dtype)), sample_mode="argmax")
+        latents = retrieve_latents(vae.encode(pixels.to(self.device, vae.dtype)), sample_mode="argmax")
         mean, scale = self._latent_statistics(torch.float32)
         return {"image_latents": ((latents.float() - mean) * scale)[0]}
 

@@ -46,10 +46,12 @@ class FrameEncoder:
 
     Args:
         pipeline: with the VAE, and the image encoder and its processor where there is one.
+        device: where they compute; weights that are offloaded wait elsewhere.
     """
 
     pipeline: WanImageToVideoPipeline
     embedded_frames: int
+    device: torch.device
 
     @classmethod
     def load(cls, vae: AutoencoderKLWan, folder: Path, config: WanConfig, options: LoadOptions) -> FrameEncoder:
@@ -61,7 +63,9 @@ class FrameEncoder:
             parts["image_processor"] = load_tokenizer(
                 folder, "image_processor", options, transformers.CLIPImageProcessor
             )
-        return cls(WanImageToVideoPipeline(vae=vae, **_NOTHING, **parts), config.embedded_frames)
+        return cls(
+            WanImageToVideoPipeline(vae=vae, **_NOTHING, **parts), config.embedded_frames, torch.device(options.device)
+        )
 
     def encode(self, spec: Spec, inputs: Inputs) -> dict[str, torch.Tensor]:
         """`condition`, fp32: the mask of the frames given, then the latents of a video that is 0 between them,
@@ -71,9 +75,8 @@ class FrameEncoder:
             ValueError: a last frame of a video of one frame.
         """
         frames = [inputs.image(role) for role in _frame_roles(spec, inputs)]
-        device = self.pipeline.vae.device
         size = {"height": spec.height, "width": spec.width}
-        pixels = [self.pipeline.video_processor.preprocess(f, **size).to(device, torch.float32) for f in frames]
+        pixels = [self.pipeline.video_processor.preprocess(f, **size).to(self.device, torch.float32) for f in frames]
         _, condition = self.pipeline.prepare_latents(
             pixels[0],
             batch_size=1,
@@ -81,13 +84,13 @@ class FrameEncoder:
             **size,
             num_frames=spec.num_frames,
             dtype=torch.float32,
-            device=device,
-            latents=torch.empty(0, device=device),  # not the noise: that is drawn where it is denoised
+            device=self.device,
+            latents=torch.empty(0, device=self.device),  # not the noise: that is drawn where it is denoised
             last_image=pixels[1] if len(pixels) == 2 else None,
         )
         encoded = {"condition": condition[0]}
         if self.embedded_frames:
-            encoded["image_embeds"] = self.pipeline.encode_image(frames, device)
+            encoded["image_embeds"] = self.pipeline.encode_image(frames, self.device)
         return encoded
 
 
@@ -100,7 +103,9 @@ def _frame_roles(spec: Spec, inputs: Inputs) -> list[ImageRole]:
     return ["first_frame", "last_frame"]
 
 
-def vace_condition(vae: AutoencoderKLWan, spec: Spec, inputs: Inputs, patch: tuple[int, int, int]) -> torch.Tensor:
+def vace_condition(
+    vae: AutoencoderKLWan, spec: Spec, inputs: Inputs, patch: tuple[int, int, int], device: torch.device
+) -> torch.Tensor:
     """What VACE is given: latents of what is kept and of what is painted over, then the mask, 64 pixels a channel.
     References come first, a latent frame each, R in all. [2C + 64, R + T, H, W], in the VAE's dtype.
     """
@@ -109,9 +114,9 @@ def vace_condition(vae: AutoencoderKLWan, spec: Spec, inputs: Inputs, patch: tup
     given, given_mask = _video_and_mask(spec, inputs)
     references = inputs.images.get("reference", [])
     video, mask, fitted = pipeline.preprocess_conditions(
-        given, given_mask, references or None, 1, spec.height, spec.width, spec.num_frames, torch.float32, vae.device
+        given, given_mask, references or None, 1, spec.height, spec.width, spec.num_frames, torch.float32, device
     )
-    latents: torch.Tensor = pipeline.prepare_video_latents(video, mask, fitted, None, vae.device)[0]
+    latents: torch.Tensor = pipeline.prepare_video_latents(video, mask, fitted, None, device)[0]
     masks: torch.Tensor = pipeline.prepare_masks(mask, [[]])[0]
     # zeros for the references, which diffusers cuts to the video's length where they are more than its latent frames
     masks = torch.cat([masks.new_zeros(len(masks), len(references), *masks.shape[2:]), masks], dim=1)

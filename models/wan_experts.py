@@ -96,4 +96,8 @@ def load_experts(
     """Transformers of class `kind`, on the options' device or in the host's memory; CheckpointError as others."""
     if on_host:
         options = replace(options, device=str(HOST))
-    return {name: load_component(kind, folder, name, options) for name in config.experts}
+    models = {name: load_component(kind, folder, name, options) for name in config.experts}
+    for name, model in models.items():
+        if on_host and (getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False)):
+            raise CheckpointError(f"offload=idle_expert moves {name}, which bitsandbytes keeps where it was quantised")
+    return models

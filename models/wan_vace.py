@@ -30,7 +30,7 @@ class WanVACE(Wan):
     def encode_inputs(self, spec: Spec, inputs: Inputs) -> Tensors:
         """`condition`; of an empty video where none is given. Raises ValueError for roles that the task lacks."""
         check_roles(spec, self.card.accepts(spec.task), inputs)
-        return {"condition": vace_condition(self.pipeline.vae, spec, inputs, self.config.patch)}
+        return {"condition": vace_condition(self.pipeline.vae, spec, inputs, self.config.patch, self.device)}
 
     def num_tokens(self, spec: Spec, conditioning: Tensors) -> int:
         frame = self.card.num_tokens(spec.height, spec.width, 1)

@@ -23,9 +23,9 @@ def pipeline_of(folder: Path) -> Any:
     return pipe
 
 
-def reference(model: Model, case: Case, output_type: str = "latent") -> torch.Tensor:
+def reference(model: Model, case: Case, output_type: str = "latent", pipe: Any = None) -> torch.Tensor:
     """Latents [C, T, H, W], references included, or frames [T, 3, H, W] in [0, 1]."""
-    spec, pipe = case.spec, pipeline_of(model.folder)
+    spec, pipe = case.spec, pipe or pipeline_of(model.folder)
     arguments = {k: v for k, v in spec.extra.items() if k in ("guidance_scale_2", "conditioning_scale")}
     result: torch.Tensor = pipe(
         prompt=spec.prompt,

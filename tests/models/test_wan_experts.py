@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tests.families.kit import Studio
 from tests.families.wan import I2V_A14B, MODELS, T2V_A14B
 
-from raydiance.models import registry
+from raydiance.models import registry, wan_experts
 from raydiance.models.options import LoadOptions
 from raydiance.models.resolve import CheckpointError
 from raydiance.models.wan_experts import Experts
@@ -141,6 +142,14 @@ def test_one_expert_has_no_idle_one_to_off_load(stage):
 def test_two_rules_for_where_experts_are_is_one_too_many():
     with pytest.raises(CheckpointError, match="idle_expert and device_map=balanced"):
         registry.load(T2V.folder, "denoise", "wan", replace(IDLE, device_map="balanced"))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_what_bitsandbytes_quantised_is_not_moved(bits, monkeypatch):
+    quantised = SimpleNamespace(**{f"is_loaded_in_{bits}bit": True})
+    monkeypatch.setattr(wan_experts, "load_component", lambda *_: quantised)
+    with pytest.raises(CheckpointError, match="idle_expert moves transformer, which bitsandbytes"):
+        registry.load(T2V.folder, "denoise", "wan", IDLE)
 
 
 @pytest.mark.parametrize("model", [T2V, I2V], ids=["t2v", "i2v"])

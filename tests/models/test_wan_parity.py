@@ -8,12 +8,15 @@ from functools import partial
 
 import pytest
 import torch
+from diffusers import DiffusionPipeline
 from tests.checkpoints import BOTH, save_i2v_2_1, save_i2v_a14b, save_t2v_a14b, save_vace, save_wan
 from tests.families.kit import Case, Model, clip, picture
 from tests.families.wan import FLF2V_2_1, I2V_2_1, I2V_A14B, T2V_A14B, VACE, VACE_2_2
 from tests.families.wan_diffusers import pipeline_of, pixels, reference
 
+from raydiance.models import registry
 from raydiance.models.inputs import Inputs
+from raydiance.models.options import LoadOptions
 
 BOUND = 1e-5
 MATTERS = 100 * BOUND
@@ -152,3 +155,17 @@ def test_what_is_given_matters(kind, case):
         changed.append(replace(case, inputs=replace(inputs, mask=255 - inputs.mask)))
     for other in changed:
         assert (model.studio.latents(other) - base).abs().max() > MATTERS
+
+
+@pytest.mark.parametrize("kind", ["t2v", "i2v", "vace-2-2", "flf2v-2-1"])
+def test_bfloat16_stays_near_diffusers_in_bfloat16(kind):
+    model, case = TWO[kind, "unipc"], CASES[kind][0]
+    denoiser = registry.load(model.folder, "denoise", "wan", LoadOptions(dtype="bfloat16"))
+    experts = {name: getattr(denoiser.pipeline, name) for name in denoiser.config.experts}
+    pipe = DiffusionPipeline.from_pretrained(model.folder, **experts)
+    pipe.set_progress_bar_config(disable=True)
+    ours = replace(model.studio, denoiser=denoiser).latents(case)
+    theirs = without_references(case, reference(model, case, pipe=pipe))
+    assert ours.dtype == torch.float32
+    assert (ours - theirs).abs().max() <= 5e-2  # diffusers' scheduler multiplies in bfloat16, ours in fp32
+    assert 1e-5 < (ours - model.studio.latents(case)).abs().max() <= 0.2
