@@ -181,6 +181,7 @@ class HTTPConfig(Section):
         default=[], description="hex SHA-256 of the keys that are let in; empty = open, on loopback only"
     )
 
+    body_timeout_s: float = Field(60, gt=0, description="the longest that a request's body pauses")
     open: bool = Field(False, description="serve without keys beyond loopback: something in front of it checks them")
 
     @model_validator(mode="after")

@@ -4,6 +4,7 @@
     ├── InvalidRequest            400  a field that cannot be honoured; names it
     ├── Unauthorized              401
     ├── NotFound                  404
+    ├── TooSlow                   408  the request's body did not come in time
     ├── Conflict                  409  wrong state, or an idempotency key with another body
     ├── TooLarge                  413
     ├── UnsupportedMedia          415
@@ -56,6 +57,12 @@ class NotFound(RaydianceError):
     status = 404
     type = "invalid_request_error"
     default_code = "not_found"
+
+
+class TooSlow(RaydianceError):
+    status = 408
+    type = "invalid_request_error"
+    default_code = "request_timeout"
 
 
 class Conflict(RaydianceError):

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 
 import raydiance
 from raydiance.serve.api import docs, errors, health, images, jobs, models, videos
-from raydiance.serve.api.middleware import ApiKeys, BodyLimit, RequestScope
+from raydiance.serve.api.middleware import ApiKeys, BodyLimit, BodyTimeout, RequestScope
 from raydiance.serve.config import Config
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ def create_app(service: Service, config: Config) -> FastAPI:
         title="Raydiance", version=raydiance.__version__, description=docs.DESCRIPTION, redirect_slashes=False
     )
     # the last one added is the first that a request passes
+    app.add_middleware(BodyTimeout, timeout_s=config.http.body_timeout_s)
     app.add_middleware(BodyLimit, max_bytes=config.limits.max_body_bytes)
     app.add_middleware(ApiKeys, sha256=config.http.api_key_sha256)
     app.add_middleware(RequestScope)

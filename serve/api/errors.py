@@ -18,6 +18,7 @@ from raydiance.serve.errors import (
     GenerationFailed,
     RaydianceError,
     TooManyRequests,
+    TooSlow,
     Unauthorized,
     Unavailable,
 )
@@ -45,6 +46,8 @@ def error_response(error: RaydianceError) -> JSONResponse:
         headers["retry-after"] = str(RETRY_AFTER_S)
     elif isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
+    elif isinstance(error, TooSlow):
+        headers["connection"] = "close"  # the rest of the body is not waited for
     elif isinstance(error, NOT_WORTH_RETRYING):
         headers["x-should-retry"] = "false"
     return JSONResponse({"error": error.to_dict()}, error.status, headers)

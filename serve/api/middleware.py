@@ -1,11 +1,13 @@
-"""What every request passes, as plain ASGI so that streams stay streams: an id, a safety net, a key, a size limit."""
+"""What every request passes, as plain ASGI so that streams stay streams: an id, a safety net, a key, limits."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
 import re
+import time
 import uuid
 from collections.abc import Sequence
 
@@ -14,10 +16,11 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from raydiance.serve.api.errors import error_response, internal_error
-from raydiance.serve.errors import TooLarge, Unauthorized
+from raydiance.serve.errors import TooLarge, TooSlow, Unauthorized
 
 log = logging.getLogger("ray.serve")
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+MIN_BYTES_PER_S = 32 << 10
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -111,3 +114,51 @@ class BodyLimit:
             return message
 
         await self._app(scope, receiving, send)
+
+
+class BodyTimeout:
+    """Refuses a body that stands still for `timeout_s`, or is waited for that long and a second per `MIN_BYTES_PER_S`.
+
+    Only waiting counts: the time that the server takes for what has come is not the client's.
+    """
+
+    def __init__(self, app: ASGIApp, timeout_s: float) -> None:
+        self._app = app
+        self._timeout_s = timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        received = 0
+        waited_s = 0.0
+        is_over = False  # the body has come, or an answer is given without it
+
+        async def sending(message: Message) -> None:
+            nonlocal is_over
+            is_over = True
+            await send(message)
+
+        async def receiving() -> Message:
+            nonlocal received, waited_s, is_over
+            if is_over:
+                return await receive()
+            left_s = self._timeout_s + received / MIN_BYTES_PER_S - waited_s
+            began = time.monotonic()
+            try:
+                async with asyncio.timeout(min(self._timeout_s, left_s)):
+                    message = await receive()
+            except TimeoutError:
+                raise self._refusal(received, waited_s + time.monotonic() - began) from None
+            waited_s += time.monotonic() - began
+            received += len(message.get("body", b""))
+            is_over = not message.get("more_body", False)
+            return message
+
+        await self._app(scope, receiving, sending)
+
+    def _refusal(self, received: int, waited_s: float) -> TooSlow:
+        return TooSlow(
+            f"the body comes too slowly: {received} bytes in {waited_s:.0f} s; it may pause for {self._timeout_s:g} s "
+            f"(http.body_timeout_s), and take so long and 1 s per {MIN_BYTES_PER_S} bytes in all"
+        )
