@@ -110,7 +110,7 @@ def examine(
     """
     shape = _shape(spec, card, DTYPES[dtype])
     parts = []
-    for name, (library, kind) in _with_weights(folder):
+    for name, (library, kind) in with_weights(folder, components or {}):
         stage: Stage = next((s for prefix, s in _STAGE_OF.items() if name.startswith(prefix)), "decode")
         module = build(
             component_folder(folder, name, components or {}), library, kind, vae_dtype if stage == "decode" else dtype
@@ -165,13 +165,25 @@ def _diffusers_class(library: str, kind: str) -> Any:
     return getattr(module, kind)
 
 
-def _with_weights(folder: Path) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Components of `model_index.json` that have weights: name, library and class."""
+def with_weights(folder: Path, components: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Components of `model_index.json` that have weights: name, library and class.
+
+    Of one that comes from elsewhere and that the index does not describe, its own configuration says the class.
+    """
     for name, value in read_json(folder, "model_index.json").items():
-        if not isinstance(value, list) or len(value) != 2 or None in value:
+        if not isinstance(value, list) or len(value) != 2 or name.startswith(registry.WITHOUT_WEIGHTS):
             continue
-        if not name.startswith(registry.WITHOUT_WEIGHTS):
+        if None not in value:
             yield name, (value[0], value[1])
+        elif name in components:
+            config = read_json(component_folder(folder, name, components), "config.json")
+            yield (
+                name,
+                (
+                    "diffusers" if "_class_name" in config else "transformers",
+                    str(config.get("_class_name") or config["architectures"][0]),
+                ),
+            )
 
 
 def _shape(spec: Spec, card: ModelCard, dtype: torch.dtype) -> Shape:

@@ -25,8 +25,8 @@ app = typer.Typer(
 )
 server.register(app)
 generate.register(app)
-models.register(app)
 demo.register(app)
+app.add_typer(models.app, name="models")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(config.app, name="config")
 
