@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from raydiance.deploy import profile
 from raydiance.deploy.profile import CARDS_GB, GIB, Profile, recommended
 from raydiance.models import registry, resolve
 from raydiance.models.card import ModelCard
-from raydiance.models.checkup import Checkup, examine, with_weights
+from raydiance.models.checkup import Checkup, examine
 from raydiance.models.fit import Fit, fit
-from raydiance.models.resolve import CheckpointError, component_folder, read_json
 from raydiance.models.spec import FieldError, Spec
+from raydiance.models.whole import check_whole
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def check(
     """
     known = profile.load(target) if target in profile.names() else None
     folder = known.folder if known else resolve.resolve(target)
-    weights = {} if known else check_folder(folder, components or {})
+    weights = {} if known else check_whole(folder, components or {})
     card = registry.card(folder, known.name if known else folder.name)
     if card.is_guest:
         return Report(str(folder), card, weights, None, {}, None)
@@ -67,26 +66,6 @@ def check(
     checkup = examine(folder, spec, card, dtype=precision, vae_dtype=precision, components=components)
     fits = {gb: fit(checkup, gb * GIB) for gb in ([gpu_gb] if gpu_gb else CARDS_GB)}
     return Report(known.hub_id if known else str(folder), card, weights, checkup, fits, known)
-
-
-def check_folder(folder: Path, components: Mapping[str, str]) -> dict[str, int]:
-    """Bytes of every component's weights, whose names and shapes are those of its class; raises CheckpointError."""
-    from raydiance.models.weights_check import check_weights, class_of
-
-    registry.check(folder, components)
-    sizes = {}
-    for name, (_, kind) in with_weights(folder, components):
-        source = component_folder(folder, name, components)
-        if source.is_file():
-            sizes[name] = source.stat().st_size  # GGUF: one file, whose names are its own
-            continue
-        config = read_json(source, "config.json")
-        found = class_of(source, config)
-        if name not in components and found.__name__ != kind:
-            raise CheckpointError(f"{source} holds a {found.__name__}; model_index.json says {kind}")
-        check_weights(source, found)
-        sizes[name] = sum(file.stat().st_size for file in source.glob("*.safetensors"))
-    return sizes
 
 
 def _spec(

@@ -131,7 +131,7 @@ class ModelCard:
                 raise FieldError(f"defaults.{name}", f"defaults.{name} is not one of {', '.join(known)}")
             if type(known[name]) is int and value != int(value):
                 raise FieldError(f"defaults.{name}", f"defaults.{name}={value} must be a whole number")
-        whole = {n: int(v) if type(known[n]) is int else float(v) for n, v in values.items()}
+        whole: dict[str, Any] = {n: int(v) if type(known[n]) is int else float(v) for n, v in values.items()}
         return replace(self, defaults=replace(self.defaults, **whole))
 
     def check(self, spec: Spec) -> Spec:

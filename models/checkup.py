@@ -7,7 +7,7 @@ mode makes them; kernels that fuse need less.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import diffusers
 import torch
 import transformers
 
-from raydiance.models import registry
 from raydiance.models.card import ModelCard
 from raydiance.models.family import Stage
 from raydiance.models.footprint import META, Cost, count_parameters, measure
@@ -24,6 +23,7 @@ from raydiance.models.resolve import CheckpointError, component_folder, read_jso
 from raydiance.models.shapes import CLIP_TOKENS, TEXT_TOKENS, Shape, decode_call, denoise_call, encode_call
 from raydiance.models.spec import Spec
 from raydiance.models.weights import DTYPES
+from raydiance.models.whole import with_weights
 
 STAGES: tuple[Stage, ...] = ("encode", "denoise", "decode")
 _STAGE_OF: Mapping[str, Stage] = {"text_encoder": "encode", "connectors": "encode", "transformer": "denoise"}
@@ -163,27 +163,6 @@ def _diffusers_class(library: str, kind: str) -> Any:
     """A class of diffusers, or of the pipeline's own module where `model_index.json` names that as the library."""
     module = diffusers if library == "diffusers" else importlib.import_module(f"diffusers.pipelines.{library}")
     return getattr(module, kind)
-
-
-def with_weights(folder: Path, components: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Components of `model_index.json` that have weights: name, library and class.
-
-    Of one that comes from elsewhere and that the index does not describe, its own configuration says the class.
-    """
-    for name, value in read_json(folder, "model_index.json").items():
-        if not isinstance(value, list) or len(value) != 2 or name.startswith(registry.WITHOUT_WEIGHTS):
-            continue
-        if None not in value:
-            yield name, (value[0], value[1])
-        elif name in components:
-            config = read_json(component_folder(folder, name, components), "config.json")
-            yield (
-                name,
-                (
-                    "diffusers" if "_class_name" in config else "transformers",
-                    str(config.get("_class_name") or config["architectures"][0]),
-                ),
-            )
 
 
 def _shape(spec: Spec, card: ModelCard, dtype: torch.dtype) -> Shape:

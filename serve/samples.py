@@ -217,6 +217,8 @@ def _check_honoured(request: GenerationRequest, card: ModelCard, spec: Spec) -> 
             raise FieldError("negative_prompt", f"model '{card.id}' takes no negative_prompt")
         needed = " or ".join(card.cfg_parameters)
         raise FieldError("negative_prompt", f"negative_prompt has an effect only where {needed} is above 1")
+    if request.guidance_scale_2 is not None and not card.uses_negative(spec):
+        raise FieldError("guidance_scale_2", "guidance_scale_2 has an effect only where guidance_scale is above 1")
     previous = previous_video(request)
     if previous is not None and spec.audio:
         raise FieldError("audio", "audio=true: a video that goes on from another has no sound")
