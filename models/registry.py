@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raydiance.models.card import ModelCard
 from raydiance.models.options import LoadOptions
 from raydiance.models.resolve import CheckpointError, check_component, component_folder, read_json
+from raydiance.models.weights_files import digest, gguf_file, sizes
 
 if TYPE_CHECKING:
     from raydiance.models.family import Family, Stage
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 
 WITHOUT_WEIGHTS = ("tokenizer", "scheduler", "processor", "image_processor", "feature_extractor")
 """What the names of components begin with that have no weights."""
+_NO_SETTINGS = ("_name_or_path", "_diffusers_version", "transformers_version", "defaults")
 
 
 class Entry(NamedTuple):
@@ -27,18 +31,22 @@ class Entry(NamedTuple):
         that only some checkpoints have is not listed in a mapping but checked where it is loaded.
     check: `module:name` of what looks at a folder, and at `LoadOptions.components`, before its components are looked
         for, without importing torch; empty where there is nothing to say.
+    reads: by stage, the JSON files of the checkpoint that its results depend on, beside its components' own: all of
+        them where a stage is not named. See `share_key`.
     """
 
     family: str
     card: str
     components: Mapping[Stage, tuple[str, ...]] | str
     check: str = ""
+    reads: Mapping[Stage, tuple[str, ...]] = {}
 
 
 _WAN = Entry(
     "raydiance.models.wan:Wan",
     "raydiance.models.wan_card:read_card",
     "raydiance.models.wan_config:read_components",
+    reads={"encode": ("raydiance.json",)},
 )
 _FLUX = Entry(
     "raydiance.models.flux:Flux",
@@ -71,6 +79,12 @@ FAMILIES: dict[str, Entry] = {
     "FluxKontextPipeline": _FLUX,
     "HiDreamImagePipeline": _HIDREAM,
 }
+GUEST = Entry(
+    "raydiance.models.guest:Guest",
+    "raydiance.models.guest_card:read_card",
+    "raydiance.models.guest_card:read_components",
+)
+"""Any other pipeline of diffusers, run whole. Its card imports diffusers, whose call says what it takes."""
 DEFAULT = LoadOptions()
 
 
@@ -90,7 +104,9 @@ def load(folder: Path, stage: Stage, model_id: str, options: LoadOptions = DEFAU
     Raises:
         CheckpointError: names the folder and what is missing or not supported.
     """
-    family: Family = _named(_entry(folder).family)(folder, stage, model_id, options)
+    entry = _entry(folder)
+    _check_options(folder, entry, options)
+    family: Family = _named(entry.family)(folder, stage, model_id, options)
     return family
 
 
@@ -107,24 +123,84 @@ def check(folder: Path, components: Mapping[str, str] = {}) -> None:
         components: those that come from elsewhere, see `LoadOptions.components`.
     """
     entry = _entry(folder)
-    by_stage = _named(entry.components)(folder) if isinstance(entry.components, str) else entry.components
-    entry_components = [name for names in by_stage.values() for name in names]
-    for name in components:
-        if name not in entry_components:
-            raise CheckpointError(f"components.{name}: {folder} has {', '.join(entry_components)}")
+    _check_options(folder, entry, LoadOptions(components=components))
     if entry.check:
         _named(entry.check)(folder, components)
-    for name in entry_components:
+    for name in chain.from_iterable(_components(folder, entry).values()):
+        if gguf_file(name, components) is not None:
+            check_component(folder, name, weights=False)  # its config.json is needed still
+            continue
         source = component_folder(folder, name, components)
         check_component(source.parent, source.name, weights=not name.startswith(WITHOUT_WEIGHTS))
     _named(entry.card)(folder, folder.name)
 
 
+def is_guest(folder: Path) -> bool:
+    """Whether no family here serves the folder's pipeline; raises CheckpointError where it names none."""
+    return _entry(folder) is GUEST
+
+
+def share_key(folder: Path, stage: Stage, options: LoadOptions, *, contents: bool) -> tuple[object, ...]:
+    """Where two models' keys are equal, one deployment of a stage can serve both.
+
+    It holds the family, what the stage loads and how, and every setting that its results may depend on: those of all
+    JSON files of the checkpoint, but where `Entry.reads` says less. Defaults of requests are no such setting.
+
+    Args:
+        contents: by the files' contents; else by their names and sizes, which takes no time, and where keys differ, so
+            do those by contents.
+
+    Raises:
+        CheckpointError: a component is missing.
+    """
+    entry = _entry(folder)
+    names = _components(folder, entry)[stage]
+    sources = [gguf_file(n, options.components) or component_folder(folder, n, options.components) for n in names]
+    for name, source in zip(names, sources, strict=True):
+        if not source.exists():
+            raise CheckpointError(f"{folder} has no folder {name}/")
+    read = digest if contents else sizes
+    placement = (options.device, options.dtype, options.offload == "group", options.device_map)
+    quantization = json.dumps({n: dict(o) for n, o in options.quantization.items() if n in names}, sort_keys=True)
+    return entry.family, stage, names, placement, quantization, _settings(folder, entry, stage), *map(read, sources)
+
+
+def _settings(folder: Path, entry: Entry, stage: Stage) -> str:
+    """The JSON files that a stage depends on, without what says where they come from."""
+    everything = sorted(
+        p.relative_to(folder).as_posix() for p in [*folder.glob("*.json"), *folder.glob("*/*config.json")]
+    )
+    files = [name for name in entry.reads.get(stage, everything) if (folder / name).is_file()]
+    kept = {name: {k: v for k, v in read_json(folder, name).items() if k not in _NO_SETTINGS} for name in files}
+    return json.dumps(kept, sort_keys=True)
+
+
+def _components(folder: Path, entry: Entry) -> Mapping[Stage, tuple[str, ...]]:
+    found: Mapping[Stage, tuple[str, ...]] = (
+        _named(entry.components)(folder) if isinstance(entry.components, str) else entry.components
+    )
+    return found
+
+
+def _check_options(folder: Path, entry: Entry, options: LoadOptions) -> None:
+    """Raises CheckpointError where options name a component that is not there, or an expert that cannot be idle."""
+    by_stage = _components(folder, entry)
+    there = list(chain.from_iterable(by_stage.values()))
+    for option, named in (("components", options.components), ("quantization", options.quantization)):
+        for name in named:
+            if name not in there:
+                raise CheckpointError(f"{option}.{name}: {folder} has {', '.join(there)}")
+    if options.offload == "idle_expert" and "transformer_2" not in by_stage["denoise"]:
+        raise CheckpointError(f"offload=idle_expert is for two experts; {folder} has one transformer alone")
+
+
 def _entry(folder: Path) -> Entry:
     name = read_json(folder, "model_index.json").get("_class_name")
-    if name not in FAMILIES:
-        raise CheckpointError(f"{folder} is for {name}, which is not supported; supported are {', '.join(FAMILIES)}")
-    return FAMILIES[name]
+    if not isinstance(name, str):
+        raise CheckpointError(
+            f"{folder / 'model_index.json'} names the pipeline {name!r}; code of a checkpoint's own is not run"
+        )
+    return FAMILIES.get(name, GUEST)
 
 
 def _named(path: str) -> Any:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -10,10 +13,14 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 
+from raydiance.models import registry, resolve
+from raydiance.models.family import Stage
 from raydiance.serve.config import Config, ModelConfig, load_config
 from raydiance.serve.dispatcher import Dispatcher
 from raydiance.serve.gateway import Gateway
+from raydiance.serve.stages import memory
 
+log = logging.getLogger("ray.serve")
 APP_NAME = "raydiance"
 UNBOUNDED = 1_000_000  # the queue is the jobs table, bounded by limits.max_queued_jobs; none of it waits in Serve
 
@@ -23,9 +30,8 @@ def build_app(args: Config | Mapping[str, Any] | None = None) -> Application:
     Serve config file give it. Raises ConfigError that names the option."""
     config = args if isinstance(args, Config) else load_config(dict(args or {}))
     num_nodes = sum(node["Alive"] for node in ray.nodes()) if ray.is_initialized() else 1
-    dispatchers = {
-        model.id: _bind_model(config, model, num_nodes, chores=i == 0) for i, model in enumerate(config.models)
-    }
+    bind = Binder(config, num_nodes)
+    dispatchers = {model.id: bind.model(model, chores=i == 0) for i, model in enumerate(config.models)}
     gateway = _deployment(
         Gateway,
         name="Gateway",
@@ -41,41 +47,135 @@ def _deployment(cls: type, **options: Any) -> Any:
     return serve.deployment(cls, **options)
 
 
-def _bind_model(config: Config, model: ModelConfig, num_nodes: int, chores: bool) -> DeploymentHandle[Any]:
-    from raydiance.serve.stages import memory
-    from raydiance.serve.stages.denoiser import Denoiser
-    from raydiance.serve.stages.text_encoder import TextEncoder
-    from raydiance.serve.stages.vae_decoder import VAEDecoder
+class Binder:
+    """Binds the deployments of each model. Models whose text encoders or VAEs are the same share one of them."""
 
-    def bind(cls: type, options: Any, *args: Any) -> Any:
-        device = "cuda" if options.num_gpus else "cpu"
-        deployment = _deployment(
-            cls,
-            name=f"{cls.__name__}-{model.id}",
-            num_replicas=options.num_replicas,
+    def __init__(self, config: Config, num_nodes: int) -> None:
+        self._config = config
+        self._num_nodes = num_nodes
+        self._encoders = shared(config.models, "encode", _device(config.text_encoder))
+        self._decoders = shared(config.models, "decode", _device(config.vae_decoder))
+        self._bound: dict[str, Any] = {}
+
+    def model(self, model: ModelConfig, chores: bool) -> DeploymentHandle[Any]:
+        """Its dispatcher, bound to its stages."""
+        dispatcher = _deployment(
+            Dispatcher,
+            name=f"Dispatcher-{model.id}",
+            num_replicas=1,
             max_ongoing_requests=UNBOUNDED,
-            ray_actor_options={
-                "num_cpus": options.num_cpus,
-                "num_gpus": options.num_gpus,
-                "runtime_env": {"env_vars": memory.environment(device)},
-            },
+            ray_actor_options={"num_cpus": 0.05},
             health_check_period_s=2,
-            graceful_shutdown_timeout_s=20,
         )
-        return deployment.bind(model, *args, device)
+        stages = self._guest(model) if is_guest(model) else self._family(model)
+        handle: DeploymentHandle[Any] = dispatcher.bind(self._config, model, self._num_nodes, chores, **stages)
+        return handle
 
-    stages = {
-        "text_encoder": bind(TextEncoder, config.text_encoder, config.text_encoder),
-        "denoiser": bind(Denoiser, config.denoiser, config.denoiser),
-        "vae_decoder": bind(VAEDecoder, config.vae_decoder, config),
-    }
-    dispatcher = _deployment(
-        Dispatcher,
-        name=f"Dispatcher-{model.id}",
-        num_replicas=1,
-        max_ongoing_requests=UNBOUNDED,
-        ray_actor_options={"num_cpus": 0.05},
-        health_check_period_s=2,
-    )
-    handle: DeploymentHandle[Any] = dispatcher.bind(config, model, num_nodes, chores, **stages)
-    return handle
+    def _family(self, model: ModelConfig) -> dict[str, Any]:
+        from raydiance.serve.stages.denoiser import Denoiser
+        from raydiance.serve.stages.text_encoder import TextEncoder
+        from raydiance.serve.stages.vae_decoder import VAEDecoder
+
+        c, encoder, decoder = self._config, self._encoders[model.id], self._decoders[model.id]
+        return {
+            "text_encoder": self._bind(TextEncoder, encoder, c.text_encoder, c.text_encoder),
+            "denoiser": self._bind(Denoiser, model, c.denoiser, c.denoiser),
+            "vae_decoder": self._bind(VAEDecoder, decoder, c.vae_decoder, c),
+        }
+
+    def _guest(self, model: ModelConfig) -> dict[str, Any]:
+        """Its pipeline encodes and decodes by itself; what is left to the last stage is the file, without a GPU."""
+        from raydiance.serve.stages.guest import GuestDenoiser
+        from raydiance.serve.stages.vae_decoder import VAEDecoder
+
+        c = self._config
+        files = c.vae_decoder.model_copy(update={"num_gpus": 0})
+        return {
+            "text_encoder": None,
+            "denoiser": self._bind(GuestDenoiser, model, c.denoiser, c.denoiser),
+            "vae_decoder": self._bind(VAEDecoder, model, files, c),
+        }
+
+    def _bind(self, cls: type, model: ModelConfig, options: Any, *args: Any) -> Any:
+        """One deployment a class and model, however often it is asked for."""
+        name, device = f"{cls.__name__}-{model.id}", _device(options)
+        if name not in self._bound:
+            deployment = _deployment(
+                cls,
+                name=name,
+                num_replicas=options.num_replicas,
+                max_ongoing_requests=UNBOUNDED,
+                ray_actor_options={
+                    "num_cpus": options.num_cpus,
+                    "num_gpus": options.num_gpus,
+                    "runtime_env": {"env_vars": memory.environment(device)},
+                },
+                health_check_period_s=2,
+                graceful_shutdown_timeout_s=20,
+            )
+            self._bound[name] = deployment.bind(model, *args, device)
+        return self._bound[name]
+
+
+def _device(options: Any) -> str:
+    return "cuda" if options.num_gpus else "cpu"
+
+
+def shared(models: Sequence[ModelConfig], stage: Stage, device: str) -> dict[str, ModelConfig]:
+    """By model, the first one whose deployment of a stage gives the same results: itself where none does.
+
+    A model whose folder is not to be had where the application is built shares nothing.
+    """
+    owners = {model.id: model for model in models}
+    if len(models) == 1:
+        return owners
+    by_size = {model.id: _share_key(model, stage, device, contents=False) for model in models}
+    counts = Counter(by_size.values())
+    first: dict[object, ModelConfig] = {}
+    for model in models:
+        size = by_size[model.id]
+        if size is not None and counts[size] > 1:  # the contents of the others need not be read
+            owners[model.id] = first.setdefault(_share_key(model, stage, device, contents=True), model)
+    for owner in models:
+        if len(users := [name for name, other in owners.items() if other is owner]) > 1:
+            log.info("models %s share one deployment for '%s'", ", ".join(users), stage)
+    return owners
+
+
+def _share_key(model: ModelConfig, stage: Stage, device: str, *, contents: bool) -> tuple[object, ...] | None:
+    """None where it cannot be told, and for guests, which have no such stage."""
+    try:
+        folder = resolve.resolve(model.path, model.revision)
+        if registry.is_guest(folder):
+            return None
+        return registry.share_key(folder, stage, model.load_options(stage, device), contents=contents)
+    except resolve.CheckpointError as e:
+        log.warning("model '%s' shares no stage: %s", model.id, e)
+        return None
+
+
+def is_guest(model: ModelConfig) -> bool:
+    """Whether diffusers' own pipeline is to run it. Of a hub id only model_index.json is fetched.
+
+    One that is not to be had where the application is built is taken for a family's: its stages say what is wrong.
+    """
+    try:
+        return registry.is_guest(_index_folder(model))
+    except resolve.CheckpointError as e:
+        log.warning("model '%s' is taken for one of a family: %s", model.id, e)
+        return False
+
+
+def _index_folder(model: ModelConfig) -> Path:
+    """Of a model's model_index.json; raises CheckpointError."""
+    if model.path == "tiny" or Path(model.path).expanduser().exists():
+        return resolve.resolve(model.path)
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(model.path, "model_index.json", revision=model.revision)).parent
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as e:
+        raise resolve.CheckpointError(
+            f"{model.path} is no local folder, and the hub does not give its index: {e}"
+        ) from e

@@ -42,9 +42,9 @@ PROGRESS_AT_DENOISED = 95
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Handles of the three deployments of one model."""
+    """Handles of the deployments of one model. A guest encodes its texts itself, and has no `text_encoder`."""
 
-    text_encoder: DeploymentHandle[Any]
+    text_encoder: DeploymentHandle[Any] | None
     denoiser: DeploymentHandle[Any]
     vae_decoder: DeploymentHandle[Any]
 
@@ -53,16 +53,22 @@ class Stages:
         return card
 
     async def warm_up(self, card: ModelCard) -> None:
-        """A two-step generation of the default size through all three."""
+        """A two-step generation of the default size through all of them."""
         spec = default_spec(card, num_inference_steps=2)
-        encoded: Encoded = await call(self.text_encoder, "encode", texts_of(spec, card))
-        needs_inputs = any(a.required for a in card.accepts(spec.task))
-        inputs = call(self.vae_decoder, "encode_blank", spec) if needs_inputs else None
+        embeddings, _ = await self.encode(spec, card)
+        inputs = call(self.vae_decoder, "encode_blank", spec) if card.accepts(spec.task) else None
         work = Work(f"warm-up-{card.id}", spec)
-        async with stream(self.denoiser, "generate", work, encoded.embeddings, inputs) as events:
+        async with stream(self.denoiser, "generate", work, embeddings, inputs) as events:
             async for event in events:
                 if isinstance(event, Denoised):
                     await call(self.vae_decoder, "preview", event.latents, spec)
+
+    async def encode(self, spec: Spec, card: ModelCard) -> tuple[ObjectRef[Any] | list[Any], float]:
+        """The embeddings of a spec's texts, by reference, and the seconds that it took."""
+        if self.text_encoder is None:
+            return [], 0.0
+        encoded: Encoded = await ask(self.text_encoder, "encode", texts_of(spec, card))
+        return encoded.embeddings, encoded.seconds
 
 
 def texts_of(spec: Spec, card: ModelCard) -> list[str]:
@@ -128,11 +134,11 @@ class Walk:
 
     async def _denoise(self, index: int, work: Work, keep: Callable[[Checkpointed], None]) -> ObjectRef[Any]:
         spec = work.spec
-        encoded: Encoded = await ask(self._stages.text_encoder, "encode", texts_of(spec, self._card))
-        self._time("encode_s", encoded.seconds)
+        embeddings, seconds = await self._stages.encode(spec, self._card)
+        self._time("encode_s", seconds)
         inputs = await self._encode_inputs(spec)
         # left early, for whatever reason, the replica drops the trajectory within one step
-        async with stream(self._stages.denoiser, "generate", work, encoded.embeddings, inputs) as events:
+        async with stream(self._stages.denoiser, "generate", work, embeddings, inputs) as events:
             async for event in events:
                 match event:
                     case Stepped(step, num_steps):
@@ -149,7 +155,8 @@ class Walk:
 
     async def _encode_inputs(self, spec: Spec) -> DeploymentResponse[Any] | None:
         files = [Given(role, key) for role, key in given(self._job.request, spec.task)]
-        return call(self._stages.vae_decoder, "encode_inputs", spec, files) if files else None
+        takes = self._card.accepts(spec.task)  # what is optional and not given is encoded too: as nothing
+        return call(self._stages.vae_decoder, "encode_inputs", spec, files) if takes else None
 
     async def _preview(self, index: int, preview_index: int, estimate: ObjectRef[Any], spec: Spec) -> None:
         image = await ask(self._stages.vae_decoder, "preview", estimate, spec)
