@@ -23,6 +23,7 @@ from pydantic import (
 
 from raydiance.models.family import Stage
 from raydiance.models.options import LoadOptions, Offload
+from raydiance.serve.complaints import complaints
 from raydiance.serve.errors import ConfigError
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -252,8 +253,8 @@ def load_config(values: dict[str, Any] | None = None, file: Path | None = None) 
     try:
         return Config.model_validate(merged)
     except ValidationError as e:
-        lines = [f"{'.'.join(str(p) for p in err['loc']) or 'config'}: {err['msg']}" for err in e.errors()]
-        raise ConfigError("; ".join(lines)) from e
+        found = complaints([dict(error) for error in e.errors()], Config, what="option", also=["model"])
+        raise ConfigError("; ".join(map(str, found))) from None  # what pydantic says holds values, secrets among them
 
 
 def _overlay(target: dict[str, Any], path: list[str], value: Any) -> None:

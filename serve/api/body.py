@@ -13,7 +13,7 @@ from python_multipart.multipart import parse_options_header
 from starlette.requests import Request
 
 from raydiance.serve.api.multipart import MAX_FIELDS, Part, read_parts
-from raydiance.serve.api.validation import shorten
+from raydiance.serve.complaints import shorten
 from raydiance.serve.config import LimitsConfig
 from raydiance.serve.errors import InvalidRequest, UnsupportedMedia
 

@@ -10,9 +10,12 @@ from typing import ClassVar
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from raydiance.serve.api.validation import from_errors, shorten
+from raydiance.serve.api.validation import from_errors
+from raydiance.serve.complaints import shorten
 from raydiance.serve.errors import (
     Conflict,
     GenerationFailed,
@@ -64,8 +67,8 @@ def install(app: FastAPI) -> None:
         return error_response(error)
 
     @app.exception_handler(RequestValidationError)
-    async def parameters(_: Request, error: RequestValidationError) -> JSONResponse:
-        return error_response(from_errors(error.errors(), skip=1))
+    async def parameters(request: Request, error: RequestValidationError) -> JSONResponse:
+        return error_response(from_errors(error.errors(), _query_model(request), skip=1))
 
     @app.exception_handler(HTTPException)
     async def routing(request: Request, error: HTTPException) -> JSONResponse:
@@ -78,6 +81,13 @@ def install(app: FastAPI) -> None:
             "code": CODES.get(error.status_code, "http_error"),
         }
         return JSONResponse({"error": body}, error.status_code, error.headers)
+
+
+def _query_model(request: Request) -> type[BaseModel] | None:
+    """What the request's route reads its query into."""
+    route = request.scope.get("route")
+    found = [p.field_info.annotation for p in route.dependant.query_params] if isinstance(route, APIRoute) else []
+    return next((m for m in found if isinstance(m, type) and issubclass(m, BaseModel)), None)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from raydiance.models.inputs import ImageRole
 from raydiance.serve.api.body import Body
-from raydiance.serve.api.validation import shorten, shown
+from raydiance.serve.complaints import shorten, shown
 from raydiance.serve.errors import InvalidRequest
 from raydiance.serve.request import ImageInput, MaskInput, Source, VideoInput
 

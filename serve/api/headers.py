@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import Depends, Header, Path
 
-from raydiance.serve.api.validation import shown
+from raydiance.serve.complaints import shown
 from raydiance.serve.errors import InvalidRequest, NotFound
 
 ID = re.compile(r"[A-Za-z0-9_-]{1,64}")

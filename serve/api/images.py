@@ -63,7 +63,7 @@ def router(service: Service, config: Config) -> APIRouter:
     async def edit_images(request: Request, key: IdempotencyKey) -> ImagesResponse | StreamingResponse:
         """Images from an image and a prompt: by the model's own editing if it has any, else from the noised image."""
         body, given = await read(request)
-        params = validate(ImageEdit, body.fields)
+        params = validate(ImageEdit, body.fields, also=FIELDS)
         with wire_names(IMAGE_NAMES):
             wanted = edit_request(params, given, await service.card(params.model))
         return await answer(request, params, wanted, key, "image_edit", given)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from raydiance.serve.api.validation import shorten
+from raydiance.serve.complaints import shorten
 from raydiance.serve.errors import InvalidRequest, TooLarge
 
 MAX_FIELDS = 128

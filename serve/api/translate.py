@@ -9,9 +9,10 @@ from typing import Any, Final
 from raydiance.models.card import ModelCard
 from raydiance.models.spec import Task
 from raydiance.serve.api.body import Body
-from raydiance.serve.api.fields import File, Given, take_inputs
+from raydiance.serve.api.fields import FIELDS, File, Given, take_inputs
 from raydiance.serve.api.schemas import ImageEdit, ImageGeneration, ImageParameters, Sampling, VideoParameters
-from raydiance.serve.api.validation import shown, validate
+from raydiance.serve.api.validation import validate
+from raydiance.serve.complaints import shown
 from raydiance.serve.errors import InvalidRequest
 from raydiance.serve.request import FAMILY_PARAMETERS, GenerationRequest, ImageInput, TextInput
 from raydiance.serve.samples import infer_task
@@ -54,7 +55,7 @@ def native_request(body: Body) -> GenerationRequest:
     listed = values.get("inputs") or []
     if given.inputs and isinstance(listed, list):
         values["inputs"] = [*listed, *given.inputs]
-    return validate(GenerationRequest, values)
+    return validate(GenerationRequest, values, also=FIELDS)
 
 
 def generation_request(params: ImageGeneration, given: Given) -> GenerationRequest:

@@ -75,14 +75,14 @@ def router(service: Service, config: Config) -> APIRouter:
         """Accepts a video and returns at once. An `input_reference` is its first frame, where the model takes one."""
         body = await read(request)
         given = take_inputs(body)
-        return await submit(validate(VideoCreation, body.fields), given, MADE, key)
+        return await submit(validate(VideoCreation, body.fields, also=FIELDS), given, MADE, key)
 
     @routes.post("/edits", openapi_extra=body_of(VideoEdit, *FIELDS, required="video"))
     async def edit_video(request: Request, key: IdempotencyKey) -> Video:
         """A video changed by a prompt. `video` is a file, a URL, or `{"id": …}` of a completed one."""
         body = await read(request)
         video_id, given = take_video_id(body), take_inputs(body)
-        params = validate(VideoEdit, body.fields)
+        params = validate(VideoEdit, body.fields, also=FIELDS)
         source = await add_source(given, video_id)
         return await submit(params, given, ["video-to-video"], key, source)
 
@@ -91,7 +91,7 @@ def router(service: Service, config: Config) -> APIRouter:
         """A video that goes on from the last frame of another; the file holds both, one after the other."""
         body = await read(request)
         video_id, given = take_video_id(body), take_inputs(body)
-        params = validate(VideoExtension, body.fields)
+        params = validate(VideoExtension, body.fields, also=FIELDS)
         source = await add_source(given, video_id)
         given.inputs = [i.model_copy(update={"role": "previous"}) if i.type == "video" else i for i in given.inputs]
         return await submit(params, given, ["image-to-video"], key, source)

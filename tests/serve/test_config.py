@@ -67,3 +67,59 @@ def test_secrets_do_not_show() -> None:
     config = load_config({"webhooks.secret": "whsec_c2VjcmV0"})
     assert "c2VjcmV0" not in repr(config)
     assert "c2VjcmV0" not in config.model_dump_json()
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"denoisr": {}}, "unknown option 'denoisr'; did you mean 'denoiser'?"),
+        ({"modell": "tiny"}, "unknown option 'modell'; did you mean 'model'?"),
+        ({"denoiser.threads": 1}, "unknown option 'denoiser.threads'; did you mean 'num_threads'?"),
+        ({"network.hosts": 1}, "unknown option 'network.hosts'; did you mean 'allow_hosts'?"),
+        ({"denoiser.max_batch_size": 0}, "denoiser.max_batch_size must be at least 1 (got 0)"),
+        ({"http.port": "http"}, "http.port must be an integer (got 'http')"),
+        ({"http": 3}, "http must be a mapping of names to values (got a number)"),
+        (
+            {"http.host": "0.0.0.0"},
+            "http: host 0.0.0.0 is reached from outside: set http.api_key_sha256, or http.open=true",
+        ),
+        (
+            {"http.port": "x", "denoiser.num_gpus": -1},
+            "denoiser.num_gpus must be at least 0 (got -1); http.port must be",
+        ),
+    ],
+)
+def test_options(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(values)
+    assert str(caught.value).startswith(says)
+    assert caught.value.__cause__ is None
+
+
+SECRET = "hunter2hunter2"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"webhooks.secret": [SECRET]},
+        {"webhooks.secret": f"whsec_{SECRET}!"},
+        {"webhooks.secrt": SECRET},
+        {"webhooks": SECRET},
+        {"webhooks": [SECRET]},
+        {"http.api_key_sha256": SECRET},
+        {"http.api_key_sha256": {SECRET: SECRET}},
+        {"http": {"api_key_sha256": SECRET, "port": 1}},
+        {"http.port": f"whsec_{SECRET}"},
+        {"storage.database": f"mysql://user:{SECRET}@host/db"},
+        {"storage.database": f"mysql://host/db?password={SECRET}"},
+        {"storage.database": {"url": SECRET}},
+        {"storage.artifacts": f"gs://{SECRET}@bucket"},
+        {"models": [{"path": {"token": SECRET}}]},
+        {f"x{SECRET}" * 9: SECRET, "webhooks.secret": 5},
+    ],
+)
+def test_secrets_are_not_repeated(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(values)
+    assert SECRET not in str(caught.value).replace(f"x{SECRET}", "")

@@ -32,20 +32,21 @@ def test_ids_that_are_none(http: httpx.Client, job_id: str, method: str, path: s
 
 
 @pytest.mark.parametrize(
-    ("query", "status", "param"),
+    ("query", "status", "param", "says"),
     [
-        ("limit=0", 400, "limit"),
-        ("limit=101", 400, "limit"),
-        ("limit=x", 400, "limit"),
-        ("order=up", 400, "order"),
-        ("after=video_0", 404, "after"),
-        ("after=%00", 404, "after"),
-        ("state=failed", 400, "state"),
+        ("limit=0", 400, "limit", "limit must be at least 1 (got '0')"),
+        ("limit=101", 400, "limit", "limit must be at most 100 (got '101')"),
+        ("limit=x", 400, "limit", "limit must be an integer (got 'x')"),
+        ("order=up", 400, "order", "order must be asc or desc (got 'up')"),
+        ("after=video_0", 404, "after", "no job"),
+        ("after=%00", 404, "after", "no job"),
+        ("state=failed", 400, "state", "unknown parameter 'state'; known: after, limit, order"),
+        ("limits=1", 400, "limits", "unknown parameter 'limits'; did you mean 'limit'?"),
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/videos"])
-def test_pages(http: httpx.Client, refused: Refused, path: str, query: str, status: int, param: str) -> None:
-    refused(http.get(f"{path}?{query}"), status, param)
+def test_pages(http: httpx.Client, refused: Refused, path: str, query: str, status: int, param: str, says: str) -> None:
+    refused(http.get(f"{path}?{query}"), status, param, says)
 
 
 @pytest.mark.parametrize("last_id", ["x", "-1", "1.5", "9" * 30, str(2**63)])

@@ -60,11 +60,11 @@ VALUES = [
     ("guidance_scale", "nan", ["finite", "nan"]),
     ("guidance_scale", "inf", ["finite"]),
     ("seed", -1, ["=-1"]),
-    ("seed", True, ["number", "True"]),
+    ("seed", True, ["number", "true"]),
     ("seed", 2**63, ["64 bits"]),
     ("negative_prompt", "x" * 9_000, ["9000", "8000"]),
     ("metadata", {"a": "x" * 600}, ["512"]),
-    ("metadata", "text", ["dictionary"]),
+    ("metadata", "text", ["mapping", "a string"]),
     ("steps", 4, ["unknown parameter 'steps'"]),
     ("x" * 300, 4, ["unknown parameter"]),
 ]
@@ -101,7 +101,7 @@ IMAGE_VALUES = [
     ("style", "vivid", ["style is not supported"]),
     ("complexity", "high", ["complexity is not supported"]),
     ("mask", "data:image/png;base64,AAAA", ["takes no mask"]),
-    ("stream", "perhaps", ["boolean", "perhaps"]),
+    ("stream", "perhaps", ["true or false", "perhaps"]),
     ("user", "u" * 600, ["512"]),
     ("num_frames", 5, ["unknown parameter 'num_frames'"]),
     ("model", "dall-e-3", ["dall-e-3", "tiny"]),
@@ -178,12 +178,12 @@ def test_video_values(
         ({"output": {"sound": True}}, "output.sound"),
         ({"inputs": [{"type": "image", "source": {"artifact": "other/0.png"}}]}, "inputs.0.source"),
         ({"inputs": [{"type": "image", "source": {"url": "http://10.0.0.1/a"}}]}, "inputs.0.source"),
-        ({"inputs": [{"type": "image", "source": {}}]}, "inputs.0.image.source"),
-        ({"inputs": [{"type": "sound"}]}, "inputs.0"),
+        ({"inputs": [{"type": "image", "source": {}}]}, "inputs.0.source"),
+        ({"inputs": [{"type": "sound"}]}, "inputs.0.type"),
         ({"inputs": "all"}, "inputs"),
         ({"inputs": [{"type": "mask", "source": {"b64": "AAAA"}}]}, "inputs"),
-        ({"inputs": [{"type": "video", "source": {"b64": 5}}]}, "inputs.0.video.source.b64"),
-        ({"inputs": [{"type": "video", "role": "next", "source": {"b64": "A"}}]}, "inputs.0.video.role"),
+        ({"inputs": [{"type": "video", "source": {"b64": 5}}]}, "inputs.0.source.b64"),
+        ({"inputs": [{"type": "video", "role": "next", "source": {"b64": "A"}}]}, "inputs.0.role"),
     ],
 )
 def test_native_values(http: httpx.Client, refused: Refused, fields: dict[str, Any], param: str) -> None:
@@ -279,3 +279,20 @@ def test_keys_that_are_none(http: httpx.Client, refused: Refused, key: str) -> N
     headers = {"Idempotency-Key": key.encode("latin-1")}
     answer = http.post(JOBS, json={"prompt": "a cat"}, headers=headers)
     refused(answer, 400, "Idempotency-Key", "1 to 255")
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "meant"),
+    [
+        (GENERATIONS, "promt", "prompt"),
+        (GENERATIONS, "steps", "num_inference_steps"),
+        (VIDEOS, "inputreference", "input_reference"),
+        (VIDEOS, "num_frame", "num_frames"),
+        (JOBS, "firstframe", "first_frame"),
+        (JOBS, "hight", "height"),
+    ],
+)
+def test_what_was_meant(http: httpx.Client, refused: Refused, path: str, field: str, meant: str) -> None:
+    answer = http.post(path, json={"prompt": "a cat", field: "x"})
+    refused(answer, 400, field, f"unknown parameter '{field}'; did you mean '{meant}'?")
+    assert answer.json()["error"]["code"] == "unknown_parameter"

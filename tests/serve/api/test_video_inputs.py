@@ -275,7 +275,7 @@ def test_sound_and_the_familys_parameters(server: Server, http: httpx.Client, va
 def test_parameters_beyond_their_limits(http: httpx.Client, refused: Refused) -> None:
     refused(http.post(VIDEOS, json={"prompt": "a", "stg_scale": 6}), 400, "stg_scale", "stg_scale=6", "5")
     refused(http.post(VIDEOS, json={"prompt": "a", "stg_scale": "x"}), 400, "stg_scale", "number")
-    refused(http.post(VIDEOS, json={"prompt": "a", "audio": "perhaps"}), 400, "audio", "boolean")
+    refused(http.post(VIDEOS, json={"prompt": "a", "audio": "perhaps"}), 400, "audio", "true or false")
     refused(http.post(VIDEOS, json={"prompt": "a", "guidance_rescale": 0.5}), 400, "guidance_rescale", "nothing that")
 
 
