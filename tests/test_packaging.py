@@ -81,6 +81,8 @@ def test_wheel_holds_the_code_and_the_model(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"raydiance/__init__.py", "raydiance/py.typed", "raydiance/serve/cli/__init__.py"} <= names
     assert {f"raydiance/models/tiny/checkpoint/{file}" for file in CHECKPOINT_FILES} <= names
+    profiles = {str(p.relative_to(ROOT)) for p in (ROOT / "deploy/profiles").rglob("*") if p.is_file()}
+    assert {f"raydiance/{file}" for file in profiles} <= names
     tops = {name.split("/")[0] for name in names}
     assert tops == {"raydiance", f"raydiance-{raydiance.__version__}.dist-info"}
     assert not [name for name in names if "__pycache__" in name]
@@ -105,7 +107,7 @@ def test_sdist_holds_files_and_no_links(built: Path) -> None:
 
 def test_installed_command(installed: Path) -> None:
     assert run(installed / "raydiance", "--version", cwd=installed).strip() == f"raydiance {raydiance.__version__}"
-    about = run(installed / "raydiance", "models", "tiny", cwd=installed)
+    about = run(installed / "raydiance", "models", "show", "tiny", cwd=installed)
     assert "text-to-video" in about
     assert str(installed.parent) in about  # the checkpoint that came in the wheel
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 from tests.servers import Server
 
+from raydiance.deploy import families
 from raydiance.serve.config import Config, ModelConfig, Section
 
 ROOT = Path(__file__).parents[1]
@@ -97,6 +98,12 @@ def test_the_tree_is_there() -> None:
 def test_links_lead_somewhere(name: str) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / name).read_text()):
         assert (ROOT / name).parent.joinpath(target).exists(), target
+
+
+def test_the_table_of_families_is_that_of_the_registry() -> None:
+    """`python -m raydiance.deploy.families` prints it."""
+    shown = README.split("<!-- families: begin -->\n")[1].split("\n<!-- families: end -->")[0]
+    assert shown == families.table()
 
 
 def test_every_option_is_documented() -> None:
