@@ -67,8 +67,11 @@ class Binder:
             ray_actor_options={"num_cpus": 0.05},
             health_check_period_s=2,
         )
-        stages = self._guest(model) if is_guest(model) else self._family(model)
-        handle: DeploymentHandle[Any] = dispatcher.bind(self._config, model, self._num_nodes, chores, **stages)
+        config, guest = self._config, is_guest(model)
+        if guest:  # it runs one at a time: the others wait as queued jobs, and not in its replica
+            config = config.model_copy(update={"denoiser": config.denoiser.model_copy(update={"max_active": 1})})
+        stages = self._guest(model) if guest else self._family(model)
+        handle: DeploymentHandle[Any] = dispatcher.bind(config, model, self._num_nodes, chores, **stages)
         return handle
 
     def _family(self, model: ModelConfig) -> dict[str, Any]:
