@@ -110,6 +110,8 @@ class Guest(Family):
 
 def _load_pipeline(folder: Path, options: LoadOptions) -> Any:
     """Components with weights as every family loads them, the rest by the pipeline's class."""
+    if options.offload == "idle_expert":
+        raise CheckpointError(f"offload=idle_expert is for experts of a family; {folder} is a guest")
     classes = component_classes(folder)
     modules = {
         name: load_component(kind, folder, name, options)

@@ -73,7 +73,9 @@ def pipeline_class(folder: Path) -> Any:
     name = read_json(folder, "model_index.json").get("_class_name")
     kind = getattr(diffusers, str(name), None)
     if not (isinstance(kind, type) and issubclass(kind, diffusers.DiffusionPipeline)):
-        raise CheckpointError(f"{folder} is for {name}, which neither a family here nor diffusers serves as a pipeline")
+        raise CheckpointError(
+            f"{folder} is for {name}, which is not supported: no family here, no pipeline of diffusers"
+        )
     return kind
 
 
@@ -102,7 +104,7 @@ def _tasks(folder: Path, call: Signature) -> tuple[Task, ...]:
     name = pipeline_class(folder).__name__
     absent = [p for p in CALLED_WITH if p not in call]
     if absent:
-        raise CheckpointError(f"{folder}: {name} cannot be a guest, its call takes no {', '.join(absent)}")
+        raise CheckpointError(f"{folder} is for {name}, which is not supported: its call takes no {', '.join(absent)}")
     refused = [
         p.name
         for p in call.values()
@@ -110,10 +112,10 @@ def _tasks(folder: Path, call: Signature) -> tuple[Task, ...]:
         or (p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD and p.name not in ("self", "prompt", "image"))
     ]
     if refused:
-        raise CheckpointError(f"{folder}: {name} cannot be a guest, its call takes {', '.join(refused)}")
+        raise CheckpointError(f"{folder} is for {name}, which is not supported: its call takes {', '.join(refused)}")
     has_size, noises = {"height", "width"} <= set(call), "strength" in call and "image" in call
     if not (has_size or noises):  # else its size is that of the picture
-        raise CheckpointError(f"{folder}: {name} cannot be a guest, its call takes no height and width")
+        raise CheckpointError(f"{folder} is for {name}, which is not supported: its call takes no height and width")
     if "num_frames" in call:
         return ("image-to-video",) if "image" in call else ("text-to-video",)
     if "image" in call:

@@ -190,8 +190,9 @@ def _check_options(folder: Path, entry: Entry, options: LoadOptions) -> None:
         for name in named:
             if name not in there:
                 raise CheckpointError(f"{option}.{name}: {folder} has {', '.join(there)}")
-    if options.offload == "idle_expert" and "transformer_2" not in by_stage["denoise"]:
-        raise CheckpointError(f"offload=idle_expert is for two experts; {folder} has one transformer alone")
+    experts = [name for name in by_stage["denoise"] if name.startswith("transformer")]
+    if options.offload == "idle_expert" and len(experts) < 2:
+        raise CheckpointError(f"offload=idle_expert is for two experts; {folder} has {', '.join(experts)} alone")
 
 
 def _entry(folder: Path) -> Entry:

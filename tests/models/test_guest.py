@@ -176,7 +176,7 @@ def test_defaults_without_an_own_file_are_the_signatures(folders, tmp_path):
         ("StableAudioPipeline", "takes no callback_on_step_end"),
         ("StableDiffusionInstructPix2PixPipeline", "takes no height and width"),
         ("CogVideoXVideoToVideoPipeline", "its call takes video"),
-        ("NoSuchPipeline", "neither a family here nor diffusers"),
+        ("NoSuchPipeline", "which is not supported: no family here, no pipeline of diffusers"),
     ],
 )
 def test_what_a_request_could_not_ask_for_is_refused(copied, name, message):
@@ -237,6 +237,13 @@ def test_options_are_honoured_or_refused(folders, copied):
     ):
         with pytest.raises(CheckpointError, match=message):
             guest_of(folder, **options)
+
+
+def test_a_guests_experts_are_not_told_apart(copied):
+    edit(copied / "model_index.json", transformer_2=["diffusers", "QwenImageTransformer2DModel"])
+    shutil.copytree(copied / "transformer", copied / "transformer_2")
+    with pytest.raises(CheckpointError, match="is a guest"):
+        guest_of(copied, offload="idle_expert")
 
 
 def test_inputs_are_those_of_the_task(folders):
