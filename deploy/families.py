@@ -43,7 +43,8 @@ def _tasks(cards: Iterable[ModelCard]) -> str:
 
 
 def _takes(cards: Iterable[ModelCard]) -> str:
-    given, parameters = {}, {}
+    given: dict[str, int] = {}
+    parameters: dict[str, None] = {}
     for card in cards:
         for task in card.tasks:
             for a in card.accepts(task):

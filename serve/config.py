@@ -33,7 +33,7 @@ DATABASES = ("sqlite:///", "postgresql://", "postgresql+psycopg://")
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 def _as_list(value: object) -> object:

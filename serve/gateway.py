@@ -14,6 +14,7 @@ from ray.serve.handle import DeploymentHandle
 from raydiance.models.card import ModelCard
 from raydiance.serve.api.app import create_app
 from raydiance.serve.calls import call, stream
+from raydiance.serve.complaints import complaints
 from raydiance.serve.config import Config
 from raydiance.serve.errors import InvalidRequest, Unavailable
 from raydiance.serve.events import Event
@@ -69,8 +70,8 @@ class Gateway:
         try:
             parsed = GenerationRequest.model_validate(request)
         except ValidationError as e:
-            first = e.errors()[0]
-            raise InvalidRequest(str(first["msg"]), ".".join(map(str, first["loc"]))) from e
+            found = complaints(e.errors(), GenerationRequest)
+            raise InvalidRequest("; ".join(map(str, found)), found[0].param or None) from None
         return (await self._service.submit(parsed, idempotency_key=idempotency_key)).public()
 
     async def job(self, job_id: str) -> dict[str, Any]:

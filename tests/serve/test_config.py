@@ -123,3 +123,9 @@ def test_secrets_are_not_repeated(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(values)
     assert SECRET not in str(caught.value).replace(f"x{SECRET}", "")
+
+
+@pytest.mark.parametrize("option", ["http.body_timeout_s", "storage.artifact_ttl_s", "denoiser.checkpoint_interval_s"])
+def test_no_duration_is_without_end(option: str) -> None:
+    with pytest.raises(ConfigError, match=option):
+        load_config({option: float("inf")})
