@@ -54,7 +54,7 @@ def load_component(kind: Any, folder: Path, name: str, options: LoadOptions) -> 
         arguments["quantization_config"] = quantization_config(kind, name, options.quantization[name])
     try:
         module, info = kind.from_pretrained(source, output_loading_info=True, **arguments)
-    except ImportError as error:  # of a backend that the checkpoint was quantised with
+    except (ImportError, RuntimeError) as error:  # a quantiser that lacks its package, or its GPU; too little memory
         raise CheckpointError(f"{source} cannot be loaded here: {error}") from error
     if info["missing_keys"]:
         raise CheckpointError(f"{source} lacks weights: {', '.join(sorted(info['missing_keys'])[:3])}, …")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import importlib
 import importlib.util
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from diffusers import WanTransformer3DModel
-from transformers import T5EncoderModel
+from safetensors.torch import load_file, save_file
+from transformers import T5Config, T5EncoderModel
 
 from raydiance.models import weights_quant
 from raydiance.models.options import LoadOptions
@@ -83,13 +86,18 @@ def test_unknown_backends_are_refused(folder):
             load(folder, quantization={NAME: options})
 
 
+@pytest.mark.parametrize("error", [ImportError("install it"), RuntimeError("No GPU found")])
+def test_what_a_quantiser_lacks_is_said(folder, monkeypatch, error):
+    def from_pretrained(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(WanTransformer3DModel, "from_pretrained", from_pretrained)
+    with pytest.raises(CheckpointError, match=rf"transformer cannot be loaded here: {error}"):
+        load(folder)
+
+
 def test_of_a_quantised_checkpoint_the_quantiser_names_the_parts(folder, tmp_path):
     """As bitsandbytes stores them: the weight in another shape, its statistics beside it."""
-    import json
-    import shutil
-
-    from safetensors.torch import load_file, save_file
-
     component = Path(shutil.copytree(folder / NAME, tmp_path / NAME))
     config = json.loads((component / "config.json").read_text())
     quantised = {"quant_method": "bitsandbytes", "load_in_4bit": True}
@@ -136,6 +144,26 @@ def test_options_reach_torchao(folder):
     ):
         with pytest.raises(CheckpointError, match=message):
             load(folder, quantization={NAME: options})
+
+
+@needs_torchao
+@ignores_their_warnings
+def test_a_text_encoder_in_int8_computes_nearly_the_same(tmp_path):
+    torch.manual_seed(0)
+    config = T5Config(vocab_size=16, d_model=64, d_kv=32, d_ff=128, num_layers=2, num_heads=2, dropout_rate=0.0)
+    T5EncoderModel(config).save_pretrained(tmp_path / "text_encoder")
+
+    def encoder(**options: object) -> T5EncoderModel:
+        return load_component(T5EncoderModel, tmp_path, "text_encoder", LoadOptions(**options))
+
+    def states(model: T5EncoderModel) -> torch.Tensor:
+        with torch.no_grad():
+            return model(torch.tensor([[3, 5, 7, 1]])).last_hidden_state.float()
+
+    quantised = encoder(quantization={"text_encoder": INT8})
+    assert type(quantised.encoder.block[0].layer[0].SelfAttention.q.weight) is not torch.nn.Parameter
+    error = (states(quantised) - states(encoder())).norm() / states(encoder()).norm()
+    assert 0 < error < 0.03
 
 
 @needs_torchao
