@@ -22,7 +22,10 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class TextEncoder:
-    """Serve deployment. One text gives the same embedding whatever it was batched with."""
+    """Serve deployment, of one model or of several that have the same encoder (see `app.shared`).
+
+    One text gives the same embedding whatever it was batched with, and whichever of the models asks.
+    """
 
     def __init__(self, model: ModelConfig, config: TextEncoderConfig, device: str) -> None:
         folder = resolve.resolve(model.path, model.revision)
@@ -33,10 +36,9 @@ class TextEncoder:
         async def encode(texts: list[str]) -> list[Tensors]:
             return await asyncio.get_running_loop().run_in_executor(thread, family.encode_prompts, texts)
 
-        self._model = model.id
         self._batcher: Batcher[str, Tensors] = Batcher(encode, config.max_batch_size)
         # futures are kept, so that equal texts in flight are encoded once
-        self._cache: OrderedDict[tuple[str, str], asyncio.Task[Tensors]] = OrderedDict()
+        self._cache: OrderedDict[str, asyncio.Task[Tensors]] = OrderedDict()
         self._cache_entries = config.cache_entries
         self.num_hits = self.num_misses = 0
 
@@ -47,24 +49,23 @@ class TextEncoder:
         return Encoded(refs.put(embeddings, asyncio.get_running_loop()), time.monotonic() - started)
 
     async def _encode_one(self, text: str) -> Tensors:
-        key = (self._model, text)
-        task = self._cache.get(key)
+        task = self._cache.get(text)
         if task is None:
             self.num_misses += 1
             task = asyncio.ensure_future(self._batcher.submit(text))
             if self._cache_entries:
-                self._cache[key] = task
-                task.add_done_callback(lambda done: self._forget_failure(key, done))
+                self._cache[text] = task
+                task.add_done_callback(lambda done: self._forget_failure(text, done))
             while len(self._cache) > self._cache_entries:
                 self._cache.popitem(last=False)
         else:
             self.num_hits += 1
-            self._cache.move_to_end(key)
+            self._cache.move_to_end(text)
         return await asyncio.shield(task)  # a caller that goes away takes nothing from the others
 
-    def _forget_failure(self, key: tuple[str, str], task: asyncio.Task[Tensors]) -> None:
-        if (task.cancelled() or task.exception() is not None) and self._cache.get(key) is task:
-            del self._cache[key]
+    def _forget_failure(self, text: str, task: asyncio.Task[Tensors]) -> None:
+        if (task.cancelled() or task.exception() is not None) and self._cache.get(text) is task:
+            del self._cache[text]
 
     async def stats(self) -> dict[str, Any]:
         return {
