@@ -42,11 +42,13 @@ class Entry(NamedTuple):
     reads: Mapping[Stage, tuple[str, ...]] = {}
 
 
+_ENCODERS_READ: Mapping[Stage, tuple[str, ...]] = {"encode": ("raydiance.json",)}
+"""Of families whose text encoders depend on nothing but themselves and `max_sequence_length`."""
 _WAN = Entry(
     "raydiance.models.wan:Wan",
     "raydiance.models.wan_card:read_card",
     "raydiance.models.wan_config:read_components",
-    reads={"encode": ("raydiance.json",)},
+    reads=_ENCODERS_READ,
 )
 _FLUX = Entry(
     "raydiance.models.flux:Flux",
@@ -56,6 +58,7 @@ _FLUX = Entry(
         "denoise": ("transformer", "scheduler"),
         "decode": ("vae",),
     },
+    reads=_ENCODERS_READ,
 )
 _HIDREAM = Entry(
     "raydiance.models.hidream:HiDream",
@@ -69,6 +72,7 @@ _HIDREAM = Entry(
         "decode": ("vae",),
     },
     check="raydiance.models.hidream_config:check_elsewhere",
+    reads=_ENCODERS_READ,
 )
 FAMILIES: dict[str, Entry] = {
     "WanPipeline": _WAN,

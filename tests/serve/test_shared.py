@@ -19,7 +19,7 @@ import torch
 import yaml
 from PIL import Image
 from tests.checkpoints import save_wan
-from tests.families.kit import Case, Studio
+from tests.families.kit import Case, Studio, all_models
 from tests.families.wan import spec
 from tests.servers import Server, free_port
 
@@ -79,6 +79,34 @@ def test_settings_of_a_stage_are_part_of_its_key(pair):
     assert key(first) == key(second)  # defaults are no setting, and Wan's encoder reads nothing of the transformer
     edit(second / "raydiance.json", max_sequence_length=7)
     assert key(first) != key(second)
+
+
+MODELS = {model.name: model for model in all_models()}
+SIBLINGS = [
+    ("wan-ti2v", "wan-t2v-a14b"),
+    ("flux-dev", "flux-kontext"),
+    ("flux-dev", "flux-schnell"),
+    ("hidream-full", "hidream-fast"),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), SIBLINGS)
+def test_siblings_of_a_family_share_what_encodes_the_same(tmp_path, one, other):
+    first, second = (Path(shutil.copytree(MODELS[name].folder, tmp_path / name)) for name in (one, other))
+    for source in [*first.glob("text_encoder*"), *first.glob("tokenizer*")]:
+        shutil.rmtree(second / source.name, ignore_errors=True)
+        shutil.copytree(source, second / source.name)
+    encoders = [
+        registry.load(folder, "encode", "m", LoadOptions(components=MODELS[one].components(first)))
+        for folder in (first, second)
+    ]
+    embeddings = [encoder.encode_prompts(["a red circle", ""]) for encoder in encoders]
+    for mine, its in zip(*embeddings, strict=True):
+        assert mine.keys() == its.keys()
+        assert all(torch.equal(mine[name], its[name]) for name in mine)
+    components = MODELS[one].components(first)
+    assert key(first, components=components) == key(second, components=components)
+    assert key(first, "decode") != key(second, "decode")
 
 
 def test_a_vae_is_shared_where_the_whole_configuration_agrees(pair):
