@@ -124,7 +124,7 @@ class ModelCard:
         return filled
 
     def with_defaults(self, values: Mapping[str, float]) -> ModelCard:
-        """Other defaults, by the names of `Defaults`; raises FieldError for an unknown one, or one out of the limits."""
+        """Other defaults, by the names of `Defaults`; raises FieldError for an unknown one or no number of its kind."""
         known = asdict(self.defaults)
         for name, value in values.items():
             if name not in known:

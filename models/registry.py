@@ -74,6 +74,16 @@ _HIDREAM = Entry(
     check="raydiance.models.hidream_config:check_elsewhere",
     reads=_ENCODERS_READ,
 )
+_LTX = Entry(
+    "raydiance.models.ltx:LTX",
+    "raydiance.models.ltx_config:read_card",
+    {
+        "encode": ("tokenizer", "text_encoder", "connectors"),
+        "denoise": ("transformer", "scheduler"),
+        "decode": ("vae", "audio_vae", "vocoder"),
+    },
+    reads=_ENCODERS_READ,
+)
 FAMILIES: dict[str, Entry] = {
     "WanPipeline": _WAN,
     "WanImageToVideoPipeline": _WAN,
@@ -82,6 +92,8 @@ FAMILIES: dict[str, Entry] = {
     "FluxImg2ImgPipeline": _FLUX,
     "FluxKontextPipeline": _FLUX,
     "HiDreamImagePipeline": _HIDREAM,
+    "LTX2Pipeline": _LTX,
+    "LTX2ImageToVideoPipeline": _LTX,
 }
 GUEST = Entry(
     "raydiance.models.guest:Guest",

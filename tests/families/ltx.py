@@ -1,0 +1,233 @@
+"""LTX-2.3: random weights of the real classes, video and sound."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import (
+    AutoencoderKLLTX2Audio,
+    AutoencoderKLLTX2Video,
+    FlowMatchEulerDiscreteScheduler,
+    LTX2Pipeline,
+    LTX2VideoTransformer3DModel,
+)
+from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
+from diffusers.pipelines.ltx2.vocoder import LTX2VocoderWithBWE
+from tests.families.kit import Case, Model, picture
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration, PreTrainedTokenizerFast
+
+from raydiance.models.inputs import Inputs
+from raydiance.models.spec import Spec
+
+WORDS = ["<pad>", "<bos>", "<unk>", "a", "the", "red", "blue", "black", "circle", "square", "moves", "left", "over"]
+MAX_SEQUENCE_LENGTH = 16
+LAYERS = 2
+SIGMAS = [1.0, 0.9, 0.7, 0.4]
+TEXT_LAYERS, TEXT_WIDTH = 2, 16
+DEFAULTS = {"height": 64, "width": 96, "num_frames": 9, "fps": 8, "num_inference_steps": 4, "guidance_scale": 3.0}
+SCALES = {
+    "audio_guidance_scale": 5.0,
+    "stg_scale": 1.0,
+    "audio_stg_scale": 0.5,
+    "modality_scale": 2.0,
+    "audio_modality_scale": 1.5,
+    "guidance_rescale": 0.7,
+    "audio_guidance_rescale": 0.5,
+}
+PLAIN = {name: 1.0 if "guidance_scale" in name or "modality" in name else 0.0 for name in SCALES}
+
+
+def save_ltx(folder: Path, distilled: bool = False) -> Path:
+    """Writes the folder and returns it. Transformer: two blocks; every parameter random, or zeros would hide inputs."""
+    torch.manual_seed(0)
+    modules = {
+        "text_encoder": _text_encoder(),
+        "connectors": _connectors(),
+        "transformer": _transformer(),
+        "vae": _vae(),
+        "audio_vae": _audio_vae(),
+        "vocoder": _vocoder(),
+    }
+    for module in modules.values():
+        _randomise(module)
+    scheduler = FlowMatchEulerDiscreteScheduler(
+        use_dynamic_shifting=True, base_shift=0.95, max_shift=2.05, base_image_seq_len=1024, shift_terminal=0.1
+    )
+    LTX2Pipeline(tokenizer=_tokenizer(), scheduler=scheduler, **modules).save_pretrained(folder)
+    own: dict[str, Any] = {
+        "max_sequence_length": MAX_SEQUENCE_LENGTH,
+        "spatio_temporal_guidance_blocks": [1],
+        "defaults": DEFAULTS,
+    }
+    (folder / "raydiance.json").write_text(json.dumps({**own, "sigmas": SIGMAS} if distilled else own))
+    return folder
+
+
+def _randomise(module: torch.nn.Module) -> None:
+    """Matrices keep the size of what goes through them; vectors are small, and none is zero."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, max(1, parameter.numel() // max(1, len(parameter))) ** -0.5)
+            else:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+
+
+def _text_encoder() -> Gemma3ForConditionalGeneration:
+    text = {
+        "vocab_size": len(WORDS),
+        "hidden_size": TEXT_WIDTH,
+        "intermediate_size": 32,
+        "num_hidden_layers": TEXT_LAYERS,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "sliding_window": 8,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    vision = {
+        "hidden_size": 8,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "image_size": 16,
+        "patch_size": 8,
+    }
+    indices = {"image_token_index": 2, "boi_token_index": 2, "eoi_token_index": 2, "mm_tokens_per_image": 4}
+    return Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=vision, **indices))
+
+
+def _connectors() -> LTX2TextConnectors:
+    return LTX2TextConnectors(
+        caption_channels=TEXT_WIDTH,
+        text_proj_in_factor=TEXT_LAYERS + 1,
+        video_connector_num_attention_heads=2,
+        video_connector_attention_head_dim=8,
+        video_connector_num_layers=1,
+        video_connector_num_learnable_registers=8,
+        video_gated_attn=True,
+        audio_connector_num_attention_heads=2,
+        audio_connector_attention_head_dim=4,
+        audio_connector_num_layers=1,
+        audio_connector_num_learnable_registers=8,
+        audio_gated_attn=True,
+        connector_rope_base_seq_len=32,
+        rope_type="split",
+        per_modality_projections=True,
+        video_hidden_dim=16,
+        audio_hidden_dim=8,
+        proj_bias=True,
+    )
+
+
+def _transformer() -> LTX2VideoTransformer3DModel:
+    return LTX2VideoTransformer3DModel(
+        in_channels=4,
+        out_channels=4,
+        num_attention_heads=2,
+        attention_head_dim=8,
+        cross_attention_dim=16,
+        gated_attn=True,
+        cross_attn_mod=True,
+        audio_in_channels=8,
+        audio_out_channels=8,
+        audio_num_attention_heads=2,
+        audio_attention_head_dim=4,
+        audio_cross_attention_dim=8,
+        audio_gated_attn=True,
+        audio_cross_attn_mod=True,
+        num_layers=LAYERS,
+        caption_channels=TEXT_WIDTH,
+        rope_type="split",
+        use_prompt_embeddings=False,
+        perturbed_attn=True,
+    )
+
+
+def _vae() -> AutoencoderKLLTX2Video:
+    return AutoencoderKLLTX2Video(
+        latent_channels=4,
+        block_out_channels=(8, 8, 8, 8),
+        decoder_block_out_channels=(8, 8, 8),
+        layers_per_block=(1, 1, 1, 1, 1),
+        decoder_layers_per_block=(1, 1, 1, 1),
+        spatio_temporal_scaling=(True, True, True, True),
+        decoder_spatio_temporal_scaling=(True, True, True),
+        decoder_inject_noise=(False, False, False, False),
+        downsample_type=("spatial", "temporal", "spatiotemporal", "spatiotemporal"),
+        upsample_residual=(False, False, False),
+        upsample_factor=(1, 1, 1),
+        timestep_conditioning=False,
+        patch_size=4,
+        spatial_compression_ratio=32,
+        temporal_compression_ratio=8,
+    )
+
+
+def _audio_vae() -> AutoencoderKLLTX2Audio:
+    return AutoencoderKLLTX2Audio(
+        base_channels=8, ch_mult=(1, 1, 1), num_res_blocks=1, latent_channels=2, mel_bins=16, resolution=32
+    )
+
+
+def _vocoder() -> LTX2VocoderWithBWE:
+    return LTX2VocoderWithBWE(
+        in_channels=32,
+        hidden_channels=64,
+        upsample_kernel_sizes=[11, 4, 4, 4, 4, 4],
+        upsample_factors=[5, 2, 2, 2, 2, 2],
+        resnet_kernel_sizes=[3],
+        resnet_dilations=[[1, 3]],
+        bwe_in_channels=32,
+        bwe_hidden_channels=32,
+        bwe_upsample_kernel_sizes=[12, 11, 4, 4, 4],
+        bwe_upsample_factors=[6, 5, 2, 2, 2],
+        bwe_resnet_kernel_sizes=[3],
+        bwe_resnet_dilations=[[1, 3]],
+        num_mel_channels=16,
+    )
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", unk_token="<unk>", padding_side="left"
+    )
+
+
+def spec(task: str = "text-to-video", extra: Mapping[str, float] = SCALES, **values: Any) -> Spec:
+    base = {"prompt": "a red circle moves left", "seed": 7, "audio": True, **DEFAULTS}
+    base |= {"negative_prompt": "a black square"} if base["guidance_scale"] > 1 else {}
+    return Spec(model="ltx", task=task, extra=extra, **{**base, **values})
+
+
+def given(width: int = 96, height: int = 64) -> Inputs:
+    return Inputs({"first_frame": [picture(width, height)]})
+
+
+MODELS = (
+    Model(
+        "ltx",
+        save_ltx,
+        (
+            Case("t2v", spec()),
+            Case("t2v-plain", spec(extra=PLAIN, guidance_scale=1.0)),
+            Case("i2v", spec("image-to-video"), given()),
+        ),
+    ),
+    Model(
+        "ltx-distilled",
+        functools.partial(save_ltx, distilled=True),
+        (Case("t2v", spec(extra={}, guidance_scale=1.0, negative_prompt="")),),
+    ),
+)
