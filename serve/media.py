@@ -16,8 +16,11 @@ from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTr
 from numpy.typing import NDArray
 from PIL import Image
 
+from raydiance.models.family import Audio
 from raydiance.serve import imaging
 from raydiance.serve.request import ImageFormat, VideoFormat
+from raydiance.serve.sound import Track
+from raydiance.serve.sound import decode_sound as decode_sound  # beside decode_video
 
 Frames = NDArray[np.uint8]
 CONTENT_TYPES = {**imaging.CONTENT_TYPES, "mp4": "video/mp4", "webm": "video/webm"}
@@ -28,24 +31,34 @@ _CODECS: dict[VideoFormat, tuple[str, dict[str, str]]] = {
     "mp4": ("libx264", {"preset": "veryfast", "crf": "18", **_X264}),
     "webm": ("libvpx-vp9", {"deadline": "good", "cpu-used": "5", "row-mt": "1", "crf": "24", "b": "0"}),
 }
+_INTERLEAVED = {"max_interleave_delta": "0"}  # x264 may hold back more than the 10 s that a muxer waits for a track
 _CONTAINER_OPTIONS: dict[VideoFormat, dict[str, str]] = {
-    "mp4": {"movflags": "+faststart"},
-    "webm": {"fflags": "+bitexact"},  # else the file holds a random identifier
+    "mp4": {"movflags": "+faststart", **_INTERLEAVED},
+    "webm": {"fflags": "+bitexact", **_INTERLEAVED},  # else the file holds a random identifier
 }
 
 
-def encode_video(chunks: Iterable[Frames], fps: float, format: VideoFormat = "mp4", *, threads: int = 0) -> bytes:
+def encode_video(
+    chunks: Iterable[Frames],
+    fps: float,
+    format: VideoFormat = "mp4",
+    *,
+    threads: int = 0,
+    audio: Audio | None = None,
+) -> bytes:
     """Frames as an MP4 (H.264) or WebM (VP9) file, 4:2:0 and BT.709. While a chunk is made, one is held.
 
-    The same frames and `threads` give the same bytes, however they are cut into chunks.
+    The same frames, sound and `threads` give the same bytes, however the frames are cut into chunks.
 
     Args:
         chunks: uint8 [t, H, W, 3], all of one size.
         fps: frames per second.
         threads: of the encoder; 0 = as it sees fit.
+        audio: an audio track (see `Track`), as long as the video: longer sound is cut, shorter has silence after it.
 
     Raises:
-        ValueError: there are no frames, their width or height is odd, or a chunk has another shape or type.
+        ValueError: there are no frames, their width or height is odd, a chunk has another shape or type, or the sound
+            is not as `Audio` says, of more than two channels, or empty.
     """
     frames = _frames(chunks)
     frame = next(frames, None)
@@ -64,10 +77,17 @@ def encode_video(chunks: Iterable[Frames], fps: float, format: VideoFormat = "mp
             context.width, context.height, context.pix_fmt, context.thread_count = width, height, "yuv420p", threads
             context.colorspace, context.color_range = Colorspace.ITU709, ColorRange.MPEG
             context.color_primaries, context.color_trc = ColorPrimaries.BT709, ColorTrc.BT709
+            track = None if audio is None else Track(container, audio, rate, format)
+            num_frames = 0
             while frame is not None:
                 container.mux(stream.encode(_to_yuv(frame)))
+                num_frames += 1
+                if track is not None:
+                    container.mux(track.push(num_frames))
                 frame = next(frames, None)
             container.mux(stream.encode(None))
+            if track is not None:
+                container.mux(track.finish())
         return path.read_bytes()
 
 
