@@ -158,8 +158,8 @@ def _decoded(
     """See `_parts`. What is heard before the first frame is left out; a track that begins later has silence before."""
     frames = file.decode(stream)
     first = next(frames, None)
-    if first is None:
-        return
+    if first is None:  # packets that a parser can make nothing of do not even come to the decoder
+        raise ValueError("nothing in its audio track can be decoded")
     channels, rate = min(first.layout.nb_channels, 2), sample_rate or first.sample_rate
     resampler = av.AudioResampler("fltp", LAYOUTS[channels], rate)
     late = round(((first.time or 0.0) - _start_s(file)) * rate)
