@@ -168,14 +168,9 @@ def _base_spec(request: GenerationRequest, card: ModelCard, task: Task, seed: in
         "fps": d.fps if request.fps is None else request.fps,
         "strength": strength if task in card.strength_tasks else 1.0,
         "strength_rounds_up": card.strength_rounds_up,
-        "audio": _has_sound(request, card, task) if request.audio is None else request.audio,
+        "audio": card.has_audio and task in VIDEO_TASKS if request.audio is None else request.audio,
         "extra": card.fill(given, guidance),
     }
-
-
-def _has_sound(request: GenerationRequest, card: ModelCard, task: Task) -> bool:
-    """A result that is joined to the video before it has none: sound is not joined."""
-    return card.has_audio and task in VIDEO_TASKS and previous_video(request) is None
 
 
 def _texts(request: GenerationRequest) -> dict[str, str]:
@@ -220,8 +215,6 @@ def _check_honoured(request: GenerationRequest, card: ModelCard, spec: Spec) -> 
     if request.guidance_scale_2 is not None and not card.uses_negative(spec):
         raise FieldError("guidance_scale_2", "guidance_scale_2 has an effect only where guidance_scale is above 1")
     previous = previous_video(request)
-    if previous is not None and spec.audio:
-        raise FieldError("audio", "audio=true: a video that goes on from another has no sound")
     is_known = previous is not None and (previous.clip is not None or request.seconds is None)
     if is_known and spec.num_frames < 2:  # until the video's fps is known, seconds may be any number of frames
         raise FieldError("num_frames", f"num_frames={spec.num_frames}: its first frame is the last one of the video")

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from raydiance.models import registry, resolve
+from raydiance.models.family import Audio
 from raydiance.models.spec import Spec
-from raydiance.serve import imaging, media
+from raydiance.serve import imaging, media, sound
 from raydiance.serve.config import Config, ModelConfig
 from raydiance.serve.request import ImageFormat, Output, VideoFormat, VideoInput
 from raydiance.serve.stages.given import blank_inputs, joined, read_inputs
@@ -39,9 +40,16 @@ class VAEDecoder:
         self._family = self._device_thread.submit(load).result()
 
     async def encode_inputs(self, spec: Spec, given: Sequence[Given]) -> Mapping[str, torch.Tensor]:
-        """What was stored with the job -> conditioning."""
+        """What was stored with the job -> conditioning. Sound that is gone on from is looked into as well.
+
+        Raises:
+            InvalidRequest, ValueError: a file is damaged.
+        """
         files = [(item, await self._artifacts.get(item.key)) for item in given]
         inputs = await asyncio.to_thread(read_inputs, files, spec)
+        for item, data in files:
+            if spec.audio and item.role == "first_frame" and media.is_video(data):
+                await asyncio.to_thread(sound.check_sound, data)
         tensors: Mapping[str, torch.Tensor] = await self._on_device(self._family.encode_inputs, spec, inputs)
         return tensors
 
@@ -63,19 +71,31 @@ class VAEDecoder:
         """Decodes, encodes and stores one sample. Running it twice writes the same files again.
 
         Args:
-            previous: a stored video that comes before it in the file.
+            previous: a stored video that comes before it in the file. Its sound is kept where the spec asks for sound.
+
+        Raises:
+            RuntimeError: the spec asks for sound, and the family gave none.
         """
         started = time.monotonic()
         chunks: Iterable[np.ndarray] = await self._decode(latents, spec)
         decoded = time.monotonic()
+        timings = {"decode_s": decoded - started}
+        audio: Audio | None = None
+        if spec.audio:
+            audio = await self._decode_audio(latents, spec)
+            timings["decode_audio_s"] = time.monotonic() - decoded
+        begun = time.monotonic()
         num_frames = spec.num_frames
         if previous is not None:
             key, clip = previous.source.artifact, previous.clip
             if key is None or clip is None:
                 raise ValueError("the previous video was not stored with the job")
-            chunks = joined(await self._artifacts.get(key), chunks, spec)
+            data = await self._artifacts.get(key)
+            chunks = joined(data, chunks, spec)
             num_frames += clip.num_frames - 1
-        suffix, content_type, data = await asyncio.to_thread(_encode, chunks, spec, output)
+            if audio is not None:
+                audio = await asyncio.to_thread(sound.joined_sound, data, clip, audio, spec.fps)
+        suffix, content_type, data = await asyncio.to_thread(_encode, chunks, audio, spec, output)
         encoded = time.monotonic()
         key = f"{prefix}/{index}.{suffix}"
         await self._artifacts.put(key, data)
@@ -88,13 +108,10 @@ class VAEDecoder:
             height=spec.height,
             num_frames=num_frames,
             fps=spec.fps if spec.is_video else None,
+            has_audio=audio is not None,
             seed=spec.seed,
         )
-        timings = {
-            "decode_s": decoded - started,
-            "encode_file_s": encoded - decoded,
-            "store_s": time.monotonic() - encoded,
-        }
+        timings |= {"encode_file_s": encoded - begun, "store_s": time.monotonic() - encoded}
         return Decoded(artifact, timings)
 
     async def preview(self, latents: torch.Tensor, spec: Spec) -> dict[str, Any]:
@@ -112,15 +129,23 @@ class VAEDecoder:
             frames.append(chunk)
         return frames
 
+    async def _decode_audio(self, latents: torch.Tensor, spec: Spec) -> Audio:
+        audio: Audio | None = await self._on_device(self._family.decode_audio, latents, spec)
+        if audio is None:
+            card = self._family.card
+            raise RuntimeError(f"audio=true: family '{card.family}' of model '{card.id}' made no sound")
+        return audio
+
     async def _on_device(self, function: Any, *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._device_thread, function, *args)
 
 
-def _encode(chunks: Iterable[np.ndarray], spec: Spec, output: Output) -> tuple[str, str, bytes]:
-    """Frames -> suffix, content type and bytes of the file."""
+def _encode(chunks: Iterable[np.ndarray], audio: Audio | None, spec: Spec, output: Output) -> tuple[str, str, bytes]:
+    """Frames and sound -> suffix, content type and bytes of the file."""
     if spec.is_video:
         video_format = cast("VideoFormat", output.format or "mp4")
-        return video_format, media.CONTENT_TYPES[video_format], media.encode_video(iter(chunks), spec.fps, video_format)
+        data = media.encode_video(iter(chunks), spec.fps, video_format, audio=audio)
+        return video_format, media.CONTENT_TYPES[video_format], data
     suffix = cast("ImageFormat", output.format or "png")
     return (
         suffix,

@@ -49,6 +49,7 @@ class Artifact(BaseModel):
     height: int
     num_frames: int = 1
     fps: int | None = None
+    has_audio: bool = False
     seed: int = 0
 
 

@@ -240,13 +240,15 @@ def test_a_video_that_nobody_has_looked_into_is_refused_for_nothing_but_what_was
         resolve(follow_video(request.model_copy(update={"width": 8192}), EDITOR), EDITOR, seed=5)
 
 
-def test_what_goes_on_from_a_video_is_silent() -> None:
+def test_videos_have_sound_where_the_model_makes_any() -> None:
     card = dataclasses.replace(EDITOR, has_audio=True)
-    request = GenerationRequest(prompt="p", inputs=[PREVIOUS])
-    assert not resolve(request, card, seed=5)[0].audio
-    assert resolve(GenerationRequest(prompt="p", inputs=[FIRST]), card, seed=5)[0].audio
-    with pytest.raises(FieldError, match="has no sound"):
-        resolve(request.model_copy(update={"audio": True}), card, seed=5)
+    for item in (FIRST, PREVIOUS):
+        request = GenerationRequest(prompt="p", inputs=[item])
+        assert resolve(request, card, seed=5)[0].audio
+        assert not resolve(request.model_copy(update={"audio": False}), card, seed=5)[0].audio
+        assert not resolve(request, EDITOR, seed=5)[0].audio
+        with pytest.raises(FieldError, match="makes no sound"):
+            resolve(request.model_copy(update={"audio": True}), EDITOR, seed=5)
 
 
 def test_family_parameters_are_fields_of_every_request() -> None:
