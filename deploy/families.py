@@ -1,6 +1,6 @@
 """The README's table of families: made from the registry and from the profiles' cards.
 
-    python -m raydiance.deploy.families
+python -m raydiance.deploy.families
 """
 
 from __future__ import annotations

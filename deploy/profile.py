@@ -134,7 +134,7 @@ def compute(profile: Profile) -> dict[str, Any]:
         "request": {
             "task": checkup.spec.task,
             "tokens": checkup.tokens,
-            "forwards": checkup.forwards,
+            "rows": checkup.rows,
             "tflop": {s: round(checkup.needs(s).flops / 1e12, 1) for s in STAGES},
         },
         "components": {

@@ -19,6 +19,7 @@ import transformers
 from raydiance.models.card import ModelCard
 from raydiance.models.family import Stage
 from raydiance.models.footprint import META, Cost, count_parameters, measure
+from raydiance.models.ltx_guidance import Scales
 from raydiance.models.resolve import CheckpointError, component_folder, read_json
 from raydiance.models.shapes import CLIP_TOKENS, TEXT_TOKENS, Shape, decode_call, denoise_call, encode_call
 from raydiance.models.spec import Spec
@@ -69,23 +70,25 @@ class Checkup:
     """Args:
     spec: the request that the numbers are of.
     tokens: of the transformer's sequence, text included where it is part of it.
-    forwards: of the transformer in one request: steps times branches of guidance.
+    rows: of the transformer's forwards in one request: steps times branches of guidance.
+    batch: rows in one forward.
     """
 
     card: ModelCard
     spec: Spec
     components: tuple[Component, ...]
     tokens: int
-    forwards: int
+    rows: int
+    batch: int
 
     def needs(self, stage: Stage) -> StageNeeds:
         parts = [c for c in self.components if c.stage == stage]
-        calls = {"encode": 2 if self.card.uses_negative(self.spec) else 1, "denoise": self.forwards, "decode": 1}[stage]
+        calls = {"encode": 2 if self.card.uses_negative(self.spec) else 1, "denoise": self.rows, "decode": 1}[stage]
         experts = len(parts) if stage == "denoise" else 1  # of two experts one runs in each step
         return StageNeeds(
             parameters=sum(c.parameters for c in parts),
             weight_bytes=sum(c.weight_bytes for c in parts),
-            flops=calls * sum(c.cost.flops for c in parts) // experts,
+            flops=calls * sum(c.cost.flops for c in parts) // (experts * (self.batch if stage == "denoise" else 1)),
             peak_bytes=max(c.cost.peak_bytes for c in parts),
         )
 
@@ -125,9 +128,18 @@ def examine(
         parts.append(
             Component(name, kind, stage, parameters, _bytes(module), _group_bytes(module), measure(module, call))
         )
-    branches = 2 if card.uses_negative(spec) and shape.batch == 1 else 1
     tokens = card.num_tokens(spec.height, spec.width, spec.num_frames) * (1 + shape.references) + card.max_text_tokens
-    return Checkup(card, spec, tuple(parts), tokens, (spec.num_inference_steps - spec.first_step) * branches)
+    rows = (spec.num_inference_steps - spec.first_step) * _branches(spec, card)
+    return Checkup(card, spec, tuple(parts), tokens, rows, shape.batch)
+
+
+def _branches(spec: Spec, card: ModelCard) -> int:
+    """Rows of one step: with the prompt, with the negative one, and LTX's two kinds of guidance beside that."""
+    branches = 1 + card.uses_negative(spec)
+    if card.family == "ltx":
+        scales = Scales.of(spec)
+        branches += scales.perturbs + scales.isolates
+    return branches
 
 
 def build(folder: Path, library: str, kind: str, dtype: str) -> Any:

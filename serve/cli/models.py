@@ -174,7 +174,7 @@ def _print_report(report: Report) -> None:
     spec = checkup.spec
     length = f", {spec.num_frames} frames" if spec.is_video else ""
     rows["request"] = f"{spec.task}, {spec.width}x{spec.height}{length}, {spec.num_inference_steps} steps"
-    rows["tokens"] = f"{checkup.tokens:,}, {checkup.forwards} forwards"
+    rows["tokens"] = f"{checkup.tokens:,}, {checkup.rows} rows of forwards"
     for stage in ("encode", "denoise", "decode"):
         needs = checkup.needs(stage)
         rows[stage] = (

@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 
 from raydiance.models import registry
+from raydiance.models.card import ModelCard
 from raydiance.models.family import Family
 from raydiance.models.inputs import Inputs
 from raydiance.models.options import LoadOptions
@@ -120,12 +121,13 @@ class Studio:
         return np.concatenate(list(self.decoder.decode(given, case.spec)))
 
 
-def variants(case: Case) -> list[Case]:
-    """Three requests that may share a forward: other seeds, prompts and lengths of the schedule."""
+def variants(case: Case, card: ModelCard) -> list[Case]:
+    """Three requests that may share a forward: other seeds, prompts, and lengths of the schedule where it has any."""
     spec = case.spec
+    steps = min(spec.num_inference_steps + 1, card.max_steps)
     changed = [
         spec,
-        replace(spec, seed=spec.seed + 1, prompt="the blue square", num_inference_steps=spec.num_inference_steps + 1),
+        replace(spec, seed=spec.seed + 1, prompt="the blue square", num_inference_steps=steps),
         replace(spec, seed=spec.seed + 2, guidance_scale=spec.guidance_scale + 1.5),
     ]
     return [replace(case, id=f"{case.id}-{i}", spec=s) for i, s in enumerate(changed)]

@@ -43,7 +43,7 @@ def first_of_each_task(model: Model) -> list[Case]:
 
 @pytest.mark.parametrize(("model", "case"), CASES)
 def test_a_batch_of_three_gives_each_what_it_gets_alone(model, case):
-    studio, cases = model.studio, variants(case)
+    studio, cases = model.studio, variants(case, model.studio.denoiser.card)
     together, engine = [studio.start(c) for c in cases], studio.engine()
     assert len({engine.plan_item(t).key for t in together}) == 1
     steps = 0

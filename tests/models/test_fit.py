@@ -24,7 +24,7 @@ def checkup(encode: float, experts: list[float], activations: float, decode: flo
 
     parts = [part("text_encoder", "encode", encode, 0), part("vae", "decode", 0, decode)]
     parts += [part(f"transformer_{i}", "denoise", w, activations) for i, w in enumerate(experts)]
-    return Checkup(CARD, default_spec(CARD, 4), tuple(parts), tokens=100, forwards=4)
+    return Checkup(CARD, default_spec(CARD, 4), tuple(parts), tokens=100, rows=4, batch=1)
 
 
 @pytest.mark.parametrize(

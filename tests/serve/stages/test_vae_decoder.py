@@ -1,26 +1,38 @@
-"""The VAE stage as a plain class: a cancelled decoding stops, and previews do not wait for whole videos."""
+"""The VAE stage as a plain class: a cancelled decoding stops, previews do not wait for whole videos, sound is kept."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.checkpoints import save_wan
+from tests.families.ltx import MODELS as LTX
 
+from raydiance.models.family import Audio
 from raydiance.models.spec import Spec
+from raydiance.serve import media
 from raydiance.serve.config import ModelConfig, load_config
-from raydiance.serve.request import Output
+from raydiance.serve.request import Clip, Output, Source, VideoInput
+from raydiance.serve.stages.messages import Given
 from raydiance.serve.stages.vae_decoder import VAEDecoder
+from raydiance.serve.storage.artifacts import ArtifactStore
+from raydiance.serve.storage.job import Job
 
 SPEC = Spec("m", "text-to-video", "a ball", 32, 32, 401, 4, 1.0, 0)
 LONG, SHORT = torch.zeros(16, 100, 4, 4), torch.zeros(16, 1, 4, 4)
 FRAME_S = 0.01
 decoded: list[int] = []  # one entry a latent frame
+RATE = 24_000
+HEARD = replace(SPEC, num_frames=17, fps=16, audio=True)
+CLIP = Clip(width=32, height=32, num_frames=33, fps=16)
 
 
 @pytest.fixture
@@ -59,3 +71,140 @@ async def test_a_preview_waits_for_no_whole_video(decoder: VAEDecoder) -> None:
     assert not decoding.done()
     assert len(decoded) < 50
     decoding.cancel()
+
+
+def tone(hertz: float, num_frames: int) -> Audio:
+    t = np.arange(num_frames * RATE // HEARD.fps) / RATE
+    return Audio(0.5 * np.sin(2 * np.pi * hertz * t, dtype=np.float32)[None], RATE)
+
+
+def pitch(audio: Audio, start_s: float, stop_s: float) -> float:
+    """Of the loudest tone between the two; 0 for silence."""
+    samples = audio.samples[0, round(start_s * audio.sample_rate) : round(stop_s * audio.sample_rate)]
+    assert len(samples) > 1000
+    loudest = float(np.abs(np.fft.rfft(samples * np.hanning(len(samples)), 1 << 17)).argmax())
+    return loudest * audio.sample_rate / (1 << 17) if np.abs(samples).max() > 0.01 else 0.0
+
+
+@pytest.fixture
+def singer(decoder: VAEDecoder, monkeypatch: pytest.MonkeyPatch) -> VAEDecoder:
+    """Its family makes 17 grey frames and a tone of 880 Hz."""
+
+    def frames(latents: torch.Tensor, spec: Spec) -> Iterator[np.ndarray]:
+        yield from np.split(np.full((17, 32, 32, 3), 128, np.uint8), [1, 9])
+
+    def sound(latents: torch.Tensor, spec: Spec) -> Audio:
+        assert threading.current_thread().name.startswith("vae")
+        return tone(880, spec.num_frames)
+
+    monkeypatch.setattr(decoder._family, "decode", frames)
+    monkeypatch.setattr(decoder._family, "decode_audio", sound)
+    return decoder
+
+
+async def stored(tmp_path: Path, artifact_key: str) -> bytes:
+    return await ArtifactStore(str(tmp_path / "artifacts")).get(artifact_key)
+
+
+@pytest.mark.parametrize("format", ["mp4", "webm"])
+async def test_the_sound_of_a_family_is_in_the_file(singer: VAEDecoder, tmp_path: Path, format: Any) -> None:
+    made = await singer.decode(SHORT, HEARD, Output(format=format), "jobs/a", 0)
+    assert set(made.timings) == {"decode_s", "decode_audio_s", "encode_file_s", "store_s"}
+    assert all(s >= 0 for s in made.timings.values())
+    audio = media.decode_sound(data := await stored(tmp_path, made.artifact.key))
+    assert audio is not None
+    assert len(media.decode_video(data)[0]) == 17
+    assert audio.samples.shape[1] / audio.sample_rate == pytest.approx(17 / 16, abs=0.05)
+    assert pitch(audio, 0, 1) == pytest.approx(880, abs=2)
+    again = await singer.decode(SHORT, HEARD, Output(format=format), "jobs/b", 0)
+    assert await stored(tmp_path, again.artifact.key) == data
+
+
+async def test_a_job_says_which_of_its_files_has_sound(singer: VAEDecoder, tmp_path: Path) -> None:
+    heard = await singer.decode(SHORT, HEARD, Output(), "jobs/a", 0)
+    silent = await singer.decode(SHORT, replace(HEARD, audio=False), Output(), "jobs/a", 1)
+    assert "decode_audio_s" not in silent.timings
+    assert media.decode_sound(await stored(tmp_path, silent.artifact.key)) is None
+    values: dict[str, Any] = {"id": "video_1", "kind": "video", "model": "m", "request": {}, "created_at": 0}
+    job = Job(**values, specs=[HEARD.to_dict()] * 2, artifacts=[heard.artifact, silent.artifact])
+    assert [o["has_audio"] for o in job.public()["outputs"]] == [True, False]
+
+
+async def test_a_family_that_makes_no_sound_where_it_should(
+    singer: VAEDecoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(singer._family, "decode_audio", lambda latents, spec: None)
+    with pytest.raises(RuntimeError, match="family 'wan' of model 'm' made no sound"):
+        await singer.decode(SHORT, HEARD, Output(), "jobs/a", 0)
+    assert not (tmp_path / "artifacts" / "jobs").exists()
+
+
+@pytest.mark.parametrize("format", ["mp4", "webm"])
+@pytest.mark.parametrize("is_silent", [False, True], ids=["sound before", "silence before"])
+async def test_new_sound_follows_that_of_the_video_before_it(
+    singer: VAEDecoder, tmp_path: Path, format: Any, is_silent: bool
+) -> None:
+    """33 frames and 17, one of them shared: 49."""
+    before = None if is_silent else tone(440, 33)
+    await store_previous(tmp_path, media.encode_video([black(33)], 16, format, audio=before))
+    made = await singer.decode(SHORT, HEARD, Output(format=format), "jobs/a", 0, PREVIOUS)
+    assert (made.artifact.has_audio, made.artifact.num_frames) == (True, 49)
+    data = await stored(tmp_path, made.artifact.key)
+    frames, _ = media.decode_video(data)
+    levels = frames.mean(axis=(1, 2, 3))
+    assert len(frames) == 49
+    assert (levels[:33] < 10).all()
+    assert (levels[33:] > 100).all()
+    audio = media.decode_sound(data)
+    assert audio is not None
+    assert audio.samples.shape[1] / audio.sample_rate == pytest.approx(49 / 16, abs=0.05)
+    assert pitch(audio, 0, 31 / 16) == pytest.approx(0 if is_silent else 440, abs=2)
+    assert pitch(audio, 34 / 16, 49 / 16) == pytest.approx(880, abs=2)
+
+
+async def test_without_sound_what_goes_on_from_a_video_is_silent(singer: VAEDecoder, tmp_path: Path) -> None:
+    await store_previous(tmp_path, media.encode_video([black(33)], 16, audio=tone(440, 33)))
+    made = await singer.decode(SHORT, replace(HEARD, audio=False), Output(), "jobs/a", 0, PREVIOUS)
+    assert not made.artifact.has_audio
+    assert media.decode_sound(await stored(tmp_path, made.artifact.key)) is None
+
+
+async def test_damaged_sound_is_found_before_anything_is_denoised(singer: VAEDecoder, tmp_path: Path) -> None:
+    data = media.encode_video([black(33)], 16, "webm", audio=tone(440, 33))
+    mute = data.replace(b"A_OPUS", b"A_OPUX")
+    await store_previous(tmp_path, mute)
+    given = [Given("first_frame", PREVIOUS_KEY)]
+    going_on = replace(HEARD, task="image-to-video")
+    assert await singer.encode_inputs(replace(going_on, audio=False), given)
+    with pytest.raises(ValueError, match="damaged"):
+        await singer.encode_inputs(going_on, given)
+
+
+PREVIOUS_KEY = "jobs/a/inputs/0"
+PREVIOUS = VideoInput(role="previous", source=Source(artifact=PREVIOUS_KEY), clip=CLIP)
+
+
+async def store_previous(tmp_path: Path, data: bytes) -> None:
+    await ArtifactStore(str(tmp_path / "artifacts")).put(PREVIOUS_KEY, data)
+
+
+def black(num_frames: int) -> np.ndarray:
+    return np.zeros((num_frames, 32, 32, 3), np.uint8)
+
+
+async def test_a_video_of_ltx_with_its_sound(tmp_path: Path) -> None:
+    [model] = [m for m in LTX if m.name == "ltx"]
+    [case] = [c for c in model.cases if c.id == "t2v"]
+    config = load_config({"storage.artifacts": str(tmp_path / "artifacts"), "denoiser.num_threads": 1})
+    stage = VAEDecoder(ModelConfig(path=str(model.folder), name="ltx"), config, "cpu")
+    latents = model.studio.latents(case)
+    made = await stage.decode(latents, case.spec, Output(), "jobs/a", 0)
+    data, spec = await stored(tmp_path, made.artifact.key), case.spec
+    frames, fps = media.decode_video(data)
+    assert (frames.shape, fps) == ((spec.num_frames, spec.height, spec.width, 3), spec.fps)
+    expected, audio = model.studio.decoder.decode_audio(latents, spec), media.decode_sound(data)
+    assert audio is not None
+    assert expected is not None
+    assert (len(audio.samples), audio.sample_rate) == (len(expected.samples), expected.sample_rate)
+    assert audio.samples.shape[1] / audio.sample_rate == pytest.approx(spec.num_frames / fps, abs=0.05)
+    assert made.artifact.has_audio
