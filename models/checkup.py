@@ -6,13 +6,11 @@ mode makes them; kernels that fuse need less.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import torch
 import transformers
 
@@ -21,11 +19,12 @@ from raydiance.models.family import Stage
 from raydiance.models.footprint import META, Cost, count_parameters, measure
 from raydiance.models.ltx_guidance import Scales
 from raydiance.models.resolve import CheckpointError, component_folder, read_json
-from raydiance.models.shapes import CLIP_TOKENS, TEXT_TOKENS, Shape, decode_call, denoise_call, encode_call
+from raydiance.models.shapes import TEXT_TOKENS, Shape, decode_call, denoise_call, encode_call
 from raydiance.models.spec import Spec
 from raydiance.models.weights import DTYPES
-from raydiance.models.whole import with_weights
+from raydiance.models.whole import class_named, with_weights
 
+OWN_FILE = "raydiance.json"
 STAGES: tuple[Stage, ...] = ("encode", "denoise", "decode")
 _STAGE_OF: Mapping[str, Stage] = {"text_encoder": "encode", "connectors": "encode", "transformer": "denoise"}
 """What a component's name begins with, to its stage; every other component with weights is decoded with."""
@@ -111,7 +110,7 @@ def examine(
     Raises:
         CheckpointError: a configuration is missing, is of no known class, or makes no such module.
     """
-    shape = _shape(spec, card, DTYPES[dtype])
+    shape = _shape(folder, spec, card, DTYPES[dtype])
     parts = []
     for name, (library, kind) in with_weights(folder, components or {}):
         stage: Stage = next((s for prefix, s in _STAGE_OF.items() if name.startswith(prefix)), "decode")
@@ -121,7 +120,7 @@ def examine(
         if stage == "denoise":
             call = denoise_call(module, shape)
         elif stage == "encode":
-            call = encode_call(module, CLIP_TOKENS if kind.startswith("CLIP") else shape.text_tokens)
+            call = encode_call(module, shape.text_tokens)
         else:
             call = decode_call(module, shape)
         parameters = count_parameters(module)
@@ -149,10 +148,10 @@ def build(folder: Path, library: str, kind: str, dtype: str) -> Any:
     torch.set_default_dtype(DTYPES[dtype])
     try:
         with META:
+            found = class_named(library, kind)
             if library == "transformers":
-                settings = transformers.AutoConfig.for_model(**config)
-                return getattr(transformers, kind)(settings).eval()
-            return _diffusers_class(library, kind).from_config(config).eval()
+                return found(transformers.AutoConfig.for_model(**config)).eval()
+            return found.from_config(config).eval()
     except (AttributeError, TypeError, ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(f"{folder / 'config.json'} makes no {kind}: {error}") from error
     finally:
@@ -171,18 +170,13 @@ def _group_bytes(module: torch.nn.Module) -> int:
     return max([2 * b for b in blocks] + others, default=_bytes(module))
 
 
-def _diffusers_class(library: str, kind: str) -> Any:
-    """A class of diffusers, or of the pipeline's own module where `model_index.json` names that as the library."""
-    module = diffusers if library == "diffusers" else importlib.import_module(f"diffusers.pipelines.{library}")
-    return getattr(module, kind)
-
-
-def _shape(spec: Spec, card: ModelCard, dtype: torch.dtype) -> Shape:
+def _shape(folder: Path, spec: Spec, card: ModelCard, dtype: torch.dtype) -> Shape:
+    own = read_json(folder, OWN_FILE) if (folder / OWN_FILE).is_file() else {}
     return Shape(
         rows=spec.height // card.spatial_factor,
         cols=spec.width // card.spatial_factor,
         frames=(spec.num_frames - 1) // card.temporal_factor + 1,
-        text_tokens=TEXT_TOKENS[card.family],
+        text_tokens=own.get("max_sequence_length", TEXT_TOKENS[card.family]),
         seconds=spec.num_frames / spec.fps,
         references=1 if spec.task == "image-edit" else 0,
         batch=2 if card.family in _BOTH_BRANCHES_AT_ONCE and card.uses_negative(spec) else 1,

@@ -16,7 +16,6 @@ from raydiance.models.wan_vae import decode_frames
 
 TEXT_TOKENS = {"flux": 512, "hidream": 128, "wan": 512, "ltx": 1024}
 """Of a prompt, by family, as its pipeline pads it."""
-CLIP_TOKENS = 77
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +41,7 @@ class Shape:
         return torch.empty(*size, device=META, dtype=dtype or self.dtype)
 
 
+_CLIP_IMAGE_TOKENS = 257
 Call = Callable[[], object]
 Inputs = Mapping[str, Any]
 
@@ -55,7 +55,9 @@ def denoise_call(module: Any, shape: Shape) -> Call:
 
 
 def encode_call(module: Any, tokens: int) -> Call:
-    """One forward of a text encoder over one prompt."""
+    """One forward of a text encoder over one prompt; CLIP's have a length of their own."""
+    if type(module).__name__.startswith("CLIP"):
+        tokens = module.config.max_position_embeddings
     ids = torch.empty(1, tokens, device=META, dtype=torch.long)
     if type(module).__name__ == "LTX2TextConnectors":
         states = torch.empty(
@@ -72,7 +74,7 @@ def encode_call(module: Any, tokens: int) -> Call:
 
 
 def decode_call(module: Any, shape: Shape) -> Call:
-    """Latents to pixels, or to a waveform, as the family's decoder does it."""
+    """What the decoder's stage does: latents to pixels or to a waveform, a given picture to embeddings."""
     name = type(module).__name__
     if name == "AutoencoderKLWan":
         z = shape.empty(1, module.config.z_dim, shape.frames, shape.rows, shape.cols)
@@ -84,6 +86,9 @@ def decode_call(module: Any, shape: Shape) -> Call:
         mel = module.config.mel_bins // 4
         z = shape.empty(1, module.config.latent_channels, _audio_frames(shape), mel)
         return lambda: module.decode(z, return_dict=False)
+    if name.startswith("CLIPVision"):
+        picture = shape.empty(1, 3, module.config.image_size, module.config.image_size)
+        return lambda: module(pixel_values=picture)
     if name.startswith("LTX2Vocoder"):
         mel = module.config.in_channels // 2
         return lambda: module(shape.empty(1, 2, 4 * _audio_frames(shape), mel))
@@ -109,7 +114,10 @@ def _audio_frames(shape: Shape) -> int:
 
 
 def _wan(config: Any, s: Shape) -> Inputs:
+    pictures = s.batch * (1 if config.pos_embed_seq_len is None else 2)  # first, or first and last frame
+    image = None if config.image_dim is None else s.empty(pictures, _CLIP_IMAGE_TOKENS, config.image_dim)
     return {
+        **({} if image is None else {"encoder_hidden_states_image": image}),
         "hidden_states": s.empty(s.batch, config.in_channels, s.frames, s.rows, s.cols),
         "timestep": s.empty(s.batch, dtype=torch.float32),
         "encoder_hidden_states": s.empty(s.batch, s.text_tokens, config.text_dim),

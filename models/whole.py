@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from raydiance.models import registry
 from raydiance.models.resolve import CheckpointError, component_folder, read_json
@@ -21,17 +23,31 @@ def check_whole(folder: Path, components: Mapping[str, str]) -> dict[str, int]:
     """
     registry.check(folder, components)
     sizes = {}
-    for name, (_, kind) in with_weights(folder, components):
+    for name, (library, kind) in with_weights(folder, components):
         source = component_folder(folder, name, components)
         if source.is_file():
             sizes[name] = source.stat().st_size  # GGUF: one file, whose names are its own
             continue
-        found = class_of(source, read_json(source, "config.json"))
-        if name not in components and found.__name__ != kind:
-            raise CheckpointError(f"{source} holds a {found.__name__}; model_index.json says {kind}")
-        check_weights(source, found)
+        config = read_json(source, "config.json")
+        says = config.get("_class_name") or next(iter(config.get("architectures") or [kind]))
+        if name not in components and says != kind:
+            raise CheckpointError(f"{source} holds a {says}; model_index.json says {kind}")
+        check_weights(source, class_named(library, kind))
         sizes[name] = sum(file.stat().st_size for file in source.glob("*.safetensors"))
     return sizes
+
+
+def class_named(library: str, kind: str) -> Any:
+    """A class as `model_index.json` names it: of diffusers, of transformers, or of one of diffusers' pipelines.
+
+    Raises:
+        CheckpointError: there is no such class.
+    """
+    try:
+        module = library if library in ("diffusers", "transformers") else f"diffusers.pipelines.{library}"
+        return getattr(import_module(module), kind)
+    except (ImportError, AttributeError) as error:
+        raise CheckpointError(f"model_index.json names a {kind} of {library}, which is not installed") from error
 
 
 def with_weights(folder: Path, components: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, str]]]:

@@ -23,9 +23,9 @@ from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from raydiance.models.card import ModelCard
 from raydiance.models.inputs import ImageRole
 from raydiance.models.spec import Task
+from raydiance.serve.cluster import join_cluster
 from raydiance.serve.errors import GenerationFailed, InvalidRequest, RaydianceError, Unavailable
 from raydiance.serve.events import Event
-from raydiance.serve.local import join_cluster
 from raydiance.serve.request import GenerationRequest, ImageFormat, ImageInput, Output, Source, VideoFormat
 
 if TYPE_CHECKING:

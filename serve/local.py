@@ -13,6 +13,7 @@ import math
 import os
 import signal
 import socket
+import sqlite3
 import threading
 import time
 import urllib.error
@@ -23,14 +24,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import make_url
+
 from raydiance.models import registry, resolve
+from raydiance.serve import session
 from raydiance.serve.config import Config, ModelConfig
 from raydiance.serve.errors import ConfigError, RaydianceError, Unavailable
 
 APP_NAME = "raydiance"
 OBJECT_STORE_BYTES = 512 << 20
 READY_TIMEOUT_S = 300.0
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OVERHEAD_CPUS = 1.0  # gateway, dispatchers, Serve's own
 # set before Ray starts, unless the user has set them otherwise
 ENVIRONMENT = {
@@ -67,6 +70,9 @@ def start_local(
 ) -> Iterator[LocalServer]:
     """Starts Ray and Serve in this process, waits until the warm-up generation is through, and stops both at the end.
 
+    Unfinished jobs stay in the database, for the next start. Ray's folder of the session is removed, unless it ends
+    with Unavailable: its logs tell why.
+
     Args:
         on_phase: told in a few words what is being waited for.
 
@@ -87,6 +93,7 @@ def start_local(
         raise RaydianceError("this process is connected to a Ray cluster already; call ray.shutdown() first")
     imports = threading.Thread(target=_import_application, daemon=True)
     imports.start()  # while Ray starts its daemons, and this process only waits
+    keep_logs = False
     try:
         on_phase("starting Ray")
         with _sigterm_kept():
@@ -106,8 +113,12 @@ def start_local(
         url = _url(config)
         _wait_ready(url, ready_timeout_s, Path(context.address_info["session_dir"], "logs", "serve"))
         yield LocalServer(url, str(context.address_info["gcs_address"]), config, time.monotonic() - began)
+    except Unavailable:
+        keep_logs = True
+        raise
     finally:
-        _stop()
+        session.stop(keep_logs=keep_logs)
+        _close_database(config.storage.database)
 
 
 @contextmanager
@@ -120,57 +131,6 @@ def _sigterm_kept() -> Iterator[None]:
         raise KeyboardInterrupt from None
     if kept is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, kept)
-
-
-def join_cluster(address: str | None) -> None:
-    """Connects this process to a cluster that runs already, one on loopback alone included.
-
-    Ray takes 127.0.0.1 for this machine's outer address, at which such a cluster does not listen: told so, it does not.
-
-    Args:
-        address: as `ray.init` takes it; None for `$RAY_ADDRESS`, or the cluster of this machine.
-
-    Raises:
-        Unavailable: there is none, or there are several to choose from.
-    """
-    import ray
-    from ray._private import ray_constants, services
-
-    wanted = address or os.environ.get("RAY_ADDRESS", "auto")
-    if wanted == "auto" and len(found := services.find_gcs_addresses()) == 1:
-        wanted = next(iter(found))
-    host, _, port = wanted.removeprefix("ray://").partition("/")[0].rpartition(":")
-    host = host.strip("[]")
-    if host and not _answers(host, port):  # Ray would try for a minute, and then end the process
-        raise Unavailable(f"no Ray cluster answers at {wanted}")
-    outer = services.get_node_ip_address()
-    if host in LOOPBACK and not wanted.startswith("ray://") and not _answers(outer, port):
-        ray_constants.ENABLE_RAY_CLUSTER = False
-        if "RAY_AUTH_MODE" not in os.environ:
-            _use_token()
-    try:
-        ray.init(wanted, logging_level=logging.ERROR, log_to_driver=False)
-    except (ConnectionError, ray.exceptions.RayError) as e:
-        raise Unavailable(f"no Ray cluster at {address or 'this machine'}: {_reason(e)}") from e
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
-
-
-def _use_token() -> None:
-    """As Ray does for a cluster that it finds by itself: the user's token, if there is one."""
-    import ray
-
-    raylet: Any = ray._raylet
-    if raylet.AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True):
-        os.environ["RAY_AUTH_MODE"] = "token"
-        raylet.Config.initialize("")
-
-
-def _answers(host: str, port: str) -> bool:
-    try:
-        socket.create_connection((host, int(port)), timeout=5).close()
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def check_model(model: ModelConfig) -> Path:
@@ -254,18 +214,14 @@ def _failure() -> str | None:
     return _reason(next(iter(unhealthy), application.message))
 
 
-def _stop() -> None:
-    import ray
-    from ray import serve
-    from ray.serve.exceptions import RayServeException
-
-    if not ray.is_initialized():
+def _close_database(url: str) -> None:
+    """Folds what replicas left in SQLite's log into the file: none of them closed it."""
+    file = make_url(url).database if url.startswith("sqlite") else None
+    if file is None or not Path(file).exists():
         return
-    try:
-        with contextlib.suppress(RayServeException):  # Serve has not been started yet
-            serve.delete(APP_NAME)  # drains; `serve.shutdown` takes longer, and has Ray complain on stderr
-    finally:
-        ray.shutdown()
+    # where another process has it open, or its disk is full, the log stays, and is read at the next start
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(file, timeout=1)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def _num_cpus(config: Config) -> int:

@@ -22,6 +22,8 @@ from raydiance.serve.request import Clip
 FORMATS = ["mp4", "webm"]
 FRAME = {"mp4": 1024, "webm": 960}  # samples of a packet
 FPS = 16
+NO_FRAMES = b"\xff\x00"  # a packet of Opus that counts no frames: RFC 6716, 3.2.5
+CLIP = Clip(width=32, height=32, num_frames=33, fps=FPS)
 
 
 def tones(*hertz: float, seconds: float = 2.0, rate: int = 24_000, level: float = 0.5) -> Audio:
@@ -133,9 +135,9 @@ def test_sound_and_picture_change_at_once(format: Any) -> None:
     silence, tone = np.zeros((1, 48_000), np.float32), tones(440, seconds=2).samples
     data = encode(Audio(np.concatenate([silence, tone], axis=1), 24_000), format, 64)
     with av.open(io.BytesIO(data), "r") as file:
-        white_at = next(cast(float, f.time) for f in file.decode(video=0) if f.to_ndarray(format="gray").mean() > 128)
+        white_at = next(f.time for f in file.decode(video=0) if f.to_ndarray(format="gray").mean() > 128)
     with av.open(io.BytesIO(data), "r") as file:
-        heard = [(cast(float, f.time), f.sample_rate, f.to_ndarray()[0]) for f in file.decode(audio=0)]
+        heard = [(f.time or 0.0, f.sample_rate, f.to_ndarray()[0]) for f in file.decode(audio=0)]
     heard_at = next(t + np.argmax(np.abs(s) > 0.25) / rate for t, rate, s in heard if np.abs(s).max() > 0.25)
     assert white_at == 2
     assert abs(heard_at - white_at) < 0.005
@@ -210,9 +212,6 @@ def test_damaged_sound(format: Any) -> None:
             read(damaged)
 
 
-NO_FRAMES = b"\xff\x00"  # a packet of Opus that counts no frames: RFC 6716, 3.2.5
-
-
 def with_packets_of(data: bytes, junk: bytes) -> bytes:
     """The file with the beginning of each of its packets of sound written over."""
     with av.open(io.BytesIO(data), "r") as file:
@@ -266,10 +265,6 @@ def test_decoding_ends_where_it_is_told() -> None:
     assert (audio.samples.shape, audio.sample_rate) == ((2, 3000), 12_000)
     assert pitch(audio.samples[1], 12_000) == pytest.approx(880, abs=3)
     assert decode(mov("aac", "stereo", late_s=0.5), max_samples=10).samples.shape == (2, 10)
-
-
-CLIP = Clip(width=32, height=32, num_frames=33, fps=FPS)
-SHARED = 1 / FPS
 
 
 @pytest.mark.parametrize("format", FORMATS)
