@@ -114,8 +114,10 @@ def _audio_frames(shape: Shape) -> int:
 
 
 def _wan(config: Any, s: Shape) -> Inputs:
-    pictures = s.batch * (1 if config.pos_embed_seq_len is None else 2)  # first, or first and last frame
-    image = None if config.image_dim is None else s.empty(pictures, _CLIP_IMAGE_TOKENS, config.image_dim)
+    # of the first frame, or of first and last frame, whose tokens the checkpoint has positions for
+    both = config.pos_embed_seq_len
+    pictures, tokens = (1, _CLIP_IMAGE_TOKENS) if both is None else (2, both // 2)
+    image = None if config.image_dim is None else s.empty(pictures * s.batch, tokens, config.image_dim)
     return {
         **({} if image is None else {"encoder_hidden_states_image": image}),
         "hidden_states": s.empty(s.batch, config.in_channels, s.frames, s.rows, s.cols),
