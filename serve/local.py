@@ -24,8 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import make_url
-
 from raydiance.models import registry, resolve
 from raydiance.serve import session
 from raydiance.serve.config import Config, ModelConfig
@@ -216,6 +214,8 @@ def _failure() -> str | None:
 
 def _close_database(url: str) -> None:
     """Folds what replicas left in SQLite's log into the file: none of them closed it."""
+    from sqlalchemy import make_url
+
     file = make_url(url).database if url.startswith("sqlite") else None
     if file is None or not Path(file).exists():
         return

@@ -137,6 +137,12 @@ def test_a_request_gives_what_it_gives_in_process(client: openai.OpenAI, model: 
     if case.inputs is None or case.inputs.video is None:  # what came through a codec is no longer the same video
         own = media.decode_video(media.encode_video([expected], spec.fps))[0]
         assert psnr(frames, own) >= SAME_PIXELS
+    sound = media.decode_sound(data)
+    assert (sound is not None) == spec.audio
+    if sound is not None:
+        seconds = spec.num_frames / spec.fps
+        assert sound.samples.shape[0] == 2
+        assert abs(sound.samples.shape[1] / sound.sample_rate - seconds) <= 1024 / sound.sample_rate
 
 
 @pytest.mark.parametrize(

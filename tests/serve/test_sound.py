@@ -14,22 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.tones import loudness, pitch, seconds, tones
 
 from raydiance.models.family import Audio
 from raydiance.serve import imaging, media, sound
-from raydiance.serve.request import Clip
 
 FORMATS = ["mp4", "webm"]
 FRAME = {"mp4": 1024, "webm": 960}  # samples of a packet
 FPS = 16
 NO_FRAMES = b"\xff\x00"  # a packet of Opus that counts no frames: RFC 6716, 3.2.5
-CLIP = Clip(width=32, height=32, num_frames=33, fps=FPS)
-
-
-def tones(*hertz: float, seconds: float = 2.0, rate: int = 24_000, level: float = 0.5) -> Audio:
-    """One sine a channel."""
-    t = np.arange(round(seconds * rate)) / rate
-    return Audio((level * np.sin(2 * np.pi * np.array(hertz)[:, None] * t)).astype(np.float32), rate)
 
 
 def frames(num_frames: int) -> NDArray[np.uint8]:
@@ -47,20 +40,6 @@ def decode(data: bytes, **limits: Any) -> Audio:
     assert audio is not None
     sound.check_audio(audio)
     return audio
-
-
-def pitch(samples: NDArray[np.float32], rate: int) -> float:
-    """Of the loudest tone, in hertz."""
-    spectrum = np.abs(np.fft.rfft(samples * np.hanning(len(samples)), 1 << 18))
-    return float(spectrum.argmax() * rate / (1 << 18))
-
-
-def loudness(samples: NDArray[np.float32]) -> float:
-    return float(np.sqrt(np.square(samples).mean()))
-
-
-def seconds(audio: Audio) -> float:
-    return audio.samples.shape[1] / audio.sample_rate
 
 
 @pytest.mark.parametrize(
@@ -191,8 +170,6 @@ def test_what_is_no_sound_is_refused(name: str, format: Any) -> None:
     samples, rate, word = WRONG[name]
     with pytest.raises(ValueError, match=word):
         encode(Audio(samples, rate), format)
-    with pytest.raises(ValueError, match=word):
-        sound.joined_sound(encode(None), CLIP, Audio(samples, rate), FPS)
 
 
 @pytest.mark.parametrize("data", [b"", b"no video", imaging.encode_image(frames(1)[0])], ids=["empty", "text", "png"])
@@ -240,7 +217,14 @@ def test_numbers_that_are_none_are_damage() -> None:
         media.decode_sound(mov("pcm_f32le", "mono", level=np.nan))
 
 
-def mov(codec: str, layout: str, late_s: float = 0.0, level: float = 0.25, rate: int = 24_000) -> bytes:
+def test_what_is_heard_before_the_first_frame_is_left_out() -> None:
+    audio = decode(mov("pcm_s16le", "mono", late_s=0, picture_late_s=0.25))
+    assert seconds(audio) == pytest.approx(0.75, abs=0.01)
+
+
+def mov(
+    codec: str, layout: str, late_s: float = 0.0, picture_late_s: float = 0.0, level: float = 0.25, rate: int = 24_000
+) -> bytes:
     """One second of a tone in each channel."""
     file = io.BytesIO()
     with av.open(file, "w", format="mov") as container:
@@ -249,8 +233,10 @@ def mov(codec: str, layout: str, late_s: float = 0.0, level: float = 0.25, rate:
         picture.pix_fmt = "yuv420p"
         stream = cast(av.AudioStream, container.add_stream(codec, rate=rate, layout=layout))
         channels = stream.codec_context.layout.nb_channels
-        for picture_frame in frames(24):
-            container.mux(picture.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(picture_frame), "rgb24")))
+        for i, pixels in enumerate(frames(24)):
+            shown = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), "rgb24")
+            shown.pts, shown.time_base = i + round(picture_late_s * FPS), Fraction(1, FPS)
+            container.mux(picture.encode(shown))
         samples = tones(*[440.0] * channels, seconds=1, rate=rate, level=level).samples
         frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout=layout)
         frame.sample_rate, frame.pts, frame.time_base = rate, round(late_s * rate), Fraction(1, rate)
@@ -265,50 +251,3 @@ def test_decoding_ends_where_it_is_told() -> None:
     assert (audio.samples.shape, audio.sample_rate) == ((2, 3000), 12_000)
     assert pitch(audio.samples[1], 12_000) == pytest.approx(880, abs=3)
     assert decode(mov("aac", "stereo", late_s=0.5), max_samples=10).samples.shape == (2, 10)
-
-
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("before", [(440.0,), (440.0, 550.0)], ids=["mono", "stereo"])
-@pytest.mark.parametrize("after", [(880.0,), (880.0, 990.0)], ids=["mono", "stereo"])
-def test_the_sound_of_what_is_joined(format: Any, before: tuple[float, ...], after: tuple[float, ...]) -> None:
-    """33 frames and 17, one of them shared: 49."""
-    previous = encode(tones(*before, seconds=33 / FPS), format)
-    joined = sound.joined_sound(previous, CLIP, tones(*after, seconds=17 / FPS, rate=16_000), FPS)
-    sound.check_audio(joined)
-    assert joined.samples.shape == (len(after), 49 * 16_000 // FPS)
-    ends = 32 * 16_000 // FPS
-    for i, samples in enumerate(joined.samples):
-        first, second = samples[:ends], samples[ends + 1000 :]
-        if len(before) == len(after):
-            assert pitch(first, 16_000) == pytest.approx(before[i], abs=2)
-        assert loudness(first) > 0.2
-        assert pitch(second, 16_000) == pytest.approx(after[i], abs=2)
-
-
-def test_what_is_joined_to_silence() -> None:
-    audio = tones(880, seconds=17 / FPS)
-    joined = sound.joined_sound(encode(None), CLIP, audio, FPS)
-    shared, begins = 24_000 // FPS, 32 * 24_000 // FPS
-    assert not joined.samples[:, :begins].any()
-    assert np.array_equal(joined.samples[:, begins + shared :], audio.samples[:, shared:])
-    fading = np.abs(joined.samples[0, begins : begins + shared])
-    assert (fading <= np.abs(audio.samples[0, :shared])).all()
-    assert fading.max() > 0
-
-
-def test_the_sound_follows_the_speed_at_which_a_video_is_played() -> None:
-    """Of 16 frames a second, played at 24: two thirds as long, and higher by a fifth."""
-    joined = sound.joined_sound(encode(tones(440, seconds=33 / FPS)), CLIP, tones(880, seconds=17 / 24), 24)
-    assert seconds(joined) == pytest.approx(49 / 24, abs=1e-3)
-    assert pitch(joined.samples[0, : 32 * 1000], 24_000) == pytest.approx(660, abs=2)
-
-
-def test_new_sound_that_is_shorter_than_a_frame() -> None:
-    joined = sound.joined_sound(encode(None), CLIP, Audio(np.ones((1, 5), np.float32), 24_000), FPS)
-    assert joined.samples.shape[1] == 33 * 24_000 // FPS
-
-
-def test_a_damaged_video_is_joined_to_nothing() -> None:
-    data = encode(tones(440))
-    with pytest.raises(ValueError, match="damaged"):
-        sound.joined_sound(data[:-2000], CLIP, tones(440), FPS)

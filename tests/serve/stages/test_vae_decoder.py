@@ -15,6 +15,7 @@ import pytest
 import torch
 from tests.checkpoints import save_wan
 from tests.families.ltx import MODELS as LTX
+from tests.tones import loudness, pitch, tones
 
 from raydiance.models.family import Audio
 from raydiance.models.spec import Spec
@@ -30,7 +31,6 @@ SPEC = Spec("m", "text-to-video", "a ball", 32, 32, 401, 4, 1.0, 0)
 LONG, SHORT = torch.zeros(16, 100, 4, 4), torch.zeros(16, 1, 4, 4)
 FRAME_S = 0.01
 decoded: list[int] = []  # one entry a latent frame
-RATE = 24_000
 HEARD = replace(SPEC, num_frames=17, fps=16, audio=True)
 CLIP = Clip(width=32, height=32, num_frames=33, fps=16)
 PREVIOUS_KEY = "jobs/a/inputs/0"
@@ -76,16 +76,13 @@ async def test_a_preview_waits_for_no_whole_video(decoder: VAEDecoder) -> None:
 
 
 def tone(hertz: float, num_frames: int) -> Audio:
-    t = np.arange(num_frames * RATE // HEARD.fps) / RATE
-    return Audio(0.5 * np.sin(2 * np.pi * hertz * t, dtype=np.float32)[None], RATE)
+    return tones(hertz, seconds=num_frames / HEARD.fps)
 
 
-def pitch(audio: Audio, start_s: float, stop_s: float) -> float:
-    """Of the loudest tone between the two; 0 for silence."""
+def heard(audio: Audio, start_s: float, stop_s: float) -> float:
+    """The pitch between the two; 0 for silence."""
     samples = audio.samples[0, round(start_s * audio.sample_rate) : round(stop_s * audio.sample_rate)]
-    assert len(samples) > 1000
-    loudest = float(np.abs(np.fft.rfft(samples * np.hanning(len(samples)), 1 << 17)).argmax())
-    return loudest * audio.sample_rate / (1 << 17) if np.abs(samples).max() > 0.01 else 0.0
+    return pitch(samples, audio.sample_rate) if loudness(samples) > 0.01 else 0.0
 
 
 @pytest.fixture
@@ -117,18 +114,18 @@ async def test_the_sound_of_a_family_is_in_the_file(singer: VAEDecoder, tmp_path
     assert audio is not None
     assert len(media.decode_video(data)[0]) == 17
     assert audio.samples.shape[1] / audio.sample_rate == pytest.approx(17 / 16, abs=0.05)
-    assert pitch(audio, 0, 1) == pytest.approx(880, abs=2)
+    assert heard(audio, 0, 1) == pytest.approx(880, abs=2)
     again = await singer.decode(SHORT, HEARD, Output(format=format), "jobs/b", 0)
     assert await stored(tmp_path, again.artifact.key) == data
 
 
 async def test_a_job_says_which_of_its_files_has_sound(singer: VAEDecoder, tmp_path: Path) -> None:
-    heard = await singer.decode(SHORT, HEARD, Output(), "jobs/a", 0)
+    sounding = await singer.decode(SHORT, HEARD, Output(), "jobs/a", 0)
     silent = await singer.decode(SHORT, replace(HEARD, audio=False), Output(), "jobs/a", 1)
     assert "decode_audio_s" not in silent.timings
     assert media.decode_sound(await stored(tmp_path, silent.artifact.key)) is None
     values: dict[str, Any] = {"id": "video_1", "kind": "video", "model": "m", "request": {}, "created_at": 0}
-    job = Job(**values, specs=[HEARD.to_dict()] * 2, artifacts=[heard.artifact, silent.artifact])
+    job = Job(**values, specs=[HEARD.to_dict()] * 2, artifacts=[sounding.artifact, silent.artifact])
     assert [o["has_audio"] for o in job.public()["outputs"]] == [True, False]
 
 
@@ -160,8 +157,8 @@ async def test_new_sound_follows_that_of_the_video_before_it(
     audio = media.decode_sound(data)
     assert audio is not None
     assert audio.samples.shape[1] / audio.sample_rate == pytest.approx(49 / 16, abs=0.05)
-    assert pitch(audio, 0, 31 / 16) == pytest.approx(0 if is_silent else 440, abs=2)
-    assert pitch(audio, 34 / 16, 49 / 16) == pytest.approx(880, abs=2)
+    assert heard(audio, 0, 31 / 16) == pytest.approx(0 if is_silent else 440, abs=2)
+    assert heard(audio, 34 / 16, 49 / 16) == pytest.approx(880, abs=2)
 
 
 async def test_without_sound_what_goes_on_from_a_video_is_silent(singer: VAEDecoder, tmp_path: Path) -> None:
