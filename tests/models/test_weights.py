@@ -22,6 +22,7 @@ from raydiance.models.options import LoadOptions
 from raydiance.models.resolve import CheckpointError
 from raydiance.models.weights import load_component, offload_groups
 from raydiance.models.weights_check import check_weights
+from raydiance.models.whole import check_whole
 
 KINDS = {"transformer": WanTransformer3DModel, "text_encoder": UMT5EncoderModel, "vae": AutoencoderKLWan}
 CUDA = LoadOptions(device="cuda")
@@ -55,9 +56,9 @@ def names(component: Path) -> list[str]:
 
 @pytest.mark.parametrize("model", all_models(), ids=lambda m: m.name)
 def test_whole_checkpoints_pass(model):
-    for config in model.folder.glob("*/config.json"):
-        if list(config.parent.glob("*.safetensors")):
-            check_weights(config.parent)
+    sizes = check_whole(model.folder, model.options.components)
+    assert {"transformer", "vae", "text_encoder"} <= set(sizes)
+    assert all(sizes.values())
 
 
 @pytest.mark.parametrize("name", KINDS)
