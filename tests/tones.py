@@ -17,7 +17,7 @@ def tones(*hertz: float, seconds: float = 2.0, rate: int = 24_000, level: float 
 def pitch(samples: NDArray[np.float32], rate: int) -> float:
     """Of the loudest tone, in hertz."""
     spectrum = np.abs(np.fft.rfft(samples * np.hanning(len(samples)), 1 << 18))
-    return int(spectrum.argmax()) * rate / (1 << 18)
+    return float(np.argmax(spectrum) * rate / (1 << 18))
 
 
 def loudness(samples: NDArray[np.float32]) -> float:

@@ -50,6 +50,16 @@ def test_what_is_joined_to_silence() -> None:
     assert fading.max() > 0
 
 
+def test_one_fades_into_the_other() -> None:
+    """Two loud tones, in step with each other: where both are heard, they are not louder than one."""
+    loud = tones(440, seconds=33 / FPS, level=0.9)
+    joined = joined_sound(encode(loud), CLIP, loud, FPS)
+    check_audio(joined)
+    begins = 32 * 24_000 // FPS
+    shared = joined.samples[0, begins : begins + 24_000 // FPS]
+    assert loudness(shared) == pytest.approx(loudness(loud.samples), rel=0.05)
+
+
 def test_the_sound_follows_the_speed_at_which_a_video_is_played() -> None:
     """Of 16 frames a second, played at 24: two thirds as long, and higher by a fifth."""
     joined = joined_sound(encode(tones(440, seconds=33 / FPS)), CLIP, tones(880, seconds=17 / 24), 24)

@@ -109,6 +109,13 @@ def test_longer_sound_is_cut_and_shorter_has_silence_after_it(format: Any) -> No
 
 
 @pytest.mark.parametrize("format", FORMATS)
+def test_what_a_codec_makes_louder_is_cut(format: Any) -> None:
+    square = Audio(np.sign(tones(440).samples), 24_000)
+    audio = decode(encode(square, format))
+    assert np.abs(audio.samples).max() == 1
+
+
+@pytest.mark.parametrize("format", FORMATS)
 def test_sound_and_picture_change_at_once(format: Any) -> None:
     """A tone begins where the picture turns white, after two seconds."""
     silence, tone = np.zeros((1, 48_000), np.float32), tones(440, seconds=2).samples
