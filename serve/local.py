@@ -18,15 +18,15 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raydiance.models import registry, resolve
-from raydiance.serve import session
-from raydiance.serve.config import Config, ModelConfig
+from raydiance.serve import preflight, session
+from raydiance.serve.config import Config
 from raydiance.serve.errors import ConfigError, RaydianceError, Unavailable
 
 APP_NAME = "raydiance"
@@ -81,16 +81,17 @@ def start_local(
     """
     began = time.monotonic()
     config = config.model_copy(update={"http": config.http.model_copy(update={"port": _port(config)})})
-    for model in config.models:
-        check_model(model)
+    folders = [preflight.check_model(model) for model in config.models]
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     import ray
 
     if ray.is_initialized():
         raise RaydianceError("this process is connected to a Ray cluster already; call ray.shutdown() first")
-    imports = threading.Thread(target=_import_application, daemon=True)
-    imports.start()  # while Ray starts its daemons, and this process only waits
+    # while Ray starts its daemons, and this process only waits
+    with_torch = ThreadPoolExecutor(1)
+    prepared = with_torch.submit(_prepare, config, folders)
+    with_torch.shutdown(wait=False)
     keep_logs = False
     try:
         on_phase("starting Ray")
@@ -103,10 +104,10 @@ def start_local(
                 logging_level=logging.ERROR,
                 log_to_driver=False,
             )
-        check_gpus(config, int(ray.cluster_resources().get("GPU", 0)))
+        preflight.check_gpus(config, int(ray.cluster_resources().get("GPU", 0)))
         on_phase("loading " + ", ".join(m.id for m in config.models))
-        imports.join()
-        check_stores(config)
+        prepared.result()
+        preflight.check_stores(config)
         _run(config)
         url = _url(config)
         _wait_ready(url, ready_timeout_s, Path(context.address_info["session_dir"], "logs", "serve"))
@@ -131,42 +132,12 @@ def _sigterm_kept() -> Iterator[None]:
         signal.signal(signal.SIGTERM, kept)
 
 
-def check_model(model: ModelConfig) -> Path:
-    """The folder of a model that can be served, without loading it; raises ConfigError."""
-    try:
-        folder = resolve.resolve(model.path, model.revision)
-        registry.card(folder, model.id)
-        registry.check(folder)
-    except resolve.CheckpointError as e:
-        raise ConfigError(f"model '{model.id}': {e}") from e
-    return folder
-
-
-def check_stores(config: Config) -> None:
-    """Raises ConfigError where the stores cannot be opened: replicas would be started for it again and again."""
-    from raydiance.serve.storage.artifacts import ArtifactStore
-    from raydiance.serve.storage.jobs import JobStore
-
-    JobStore(config.storage.database).close()
-    ArtifactStore(config.storage.artifacts)
-
-
-def check_gpus(config: Config, found: int) -> None:
-    """Raises ConfigError where the stages ask for more GPUs than there are: Ray would wait for them without end.
-
-    Args:
-        found: GPUs of the machine.
-    """
-    stages = {name: getattr(config, name) for name in ("text_encoder", "denoiser", "vae_decoder")}
-    asked = len(config.models) * sum(s.num_replicas * s.num_gpus for s in stages.values())
-    if asked > found:
-        wanted = ", ".join(f"{name}.num_gpus={s.num_gpus:g}" for name, s in stages.items() if s.num_gpus)
-        raise ConfigError(f"{wanted}: {asked:g} GPUs are needed for all replicas, this machine has {found}")
-
-
-def _import_application() -> None:
+def _prepare(config: Config, folders: Sequence[Path]) -> None:
+    """Imports the application, and looks at every weight's shape with the libraries that it has imported."""
     for name in ("app", "stages.text_encoder", "stages.denoiser", "stages.vae_decoder"):
         importlib.import_module(f"raydiance.serve.{name}")
+    for model, folder in zip(config.models, folders, strict=True):
+        preflight.check_weights(model, folder)
 
 
 def _run(config: Config) -> None:

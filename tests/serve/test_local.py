@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from tests.checkpoints import save_wan
+from tests.guests import save_sana
 from tests.servers import Server
 
-from raydiance.serve import local
+from raydiance.serve import preflight
 from raydiance.serve.config import Config, ModelConfig, load_config
 from raydiance.serve.errors import ConfigError
 
@@ -29,41 +34,114 @@ from raydiance.serve.errors import ConfigError
 def test_more_gpus_than_there_are(values: dict[str, Any], needed: str) -> None:
     config = load_config(values)
     with pytest.raises(ConfigError, match=rf"num_gpus=.*{needed} are needed.*has 0"):
-        local.check_gpus(config, 0)
-    local.check_gpus(config, 3)
-    local.check_gpus(load_config(), 0)
+        preflight.check_gpus(config, 0)
+    preflight.check_gpus(config, 3)
+    preflight.check_gpus(load_config(), 0)
 
 
 def test_a_model_that_is_not_whole(tmp_path: Path) -> None:
     folder = save_wan(tmp_path / "wan")
     model = ModelConfig(path=str(folder), name="m")
-    assert local.check_model(model) == folder
+    assert preflight.check_model(model) == folder
     shutil.rmtree(folder / "tokenizer")
     with pytest.raises(ConfigError, match=r"model 'm': .*has no folder tokenizer"):
-        local.check_model(model)
+        preflight.check_model(model)
 
 
 def test_a_start_that_is_refused_says_why_and_ends(tmp_path: Path) -> None:
     """The whole way: Ray has been started by then, Serve has not."""
-    code = "from raydiance.serve.cli import main; main()"
-    command = [sys.executable, "-c", code, "serve", "tiny", "--port", "0", "--set", "denoiser.num_gpus=999"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "denoiser.num_gpus=999" in done.stderr
+    assert "denoiser.num_gpus=999" in _refused("tiny", "--set", "denoiser.num_gpus=999", cwd=tmp_path)
+
+
+def _refused(*args: str, cwd: Path) -> str:
+    """What `raydiance serve` says on stderr when it ends without having served."""
+    command = [sys.executable, "-c", "from raydiance.serve.cli import main; main()", "serve", *args, "--port", "0"]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    assert "./nofolder is neither a folder nor" in _refused("./nofolder", cwd=tmp_path)
 
 
 def test_stores_that_cannot_be_opened(tmp_path: Path) -> None:
-    local.check_stores(_stores(tmp_path / "jobs.db", tmp_path / "artifacts"))
+    preflight.check_stores(_stores(tmp_path / "jobs.db", tmp_path / "artifacts"))
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"storage\.database"):
-        local.check_stores(_stores(tmp_path / "file" / "jobs.db", tmp_path / "artifacts"))
+        preflight.check_stores(_stores(tmp_path / "file" / "jobs.db", tmp_path / "artifacts"))
     with pytest.raises(ConfigError, match=r"storage\.artifacts"):
-        local.check_stores(_stores(tmp_path / "jobs.db", tmp_path / "file" / "artifacts"))
+        preflight.check_stores(_stores(tmp_path / "jobs.db", tmp_path / "file" / "artifacts"))
 
 
 def _stores(database: Path, artifacts: Path) -> Config:
     return load_config({"storage.database": f"sqlite:///{database}", "storage.artifacts": str(artifacts)})
+
+
+def _without_a_file(folder: Path) -> None:
+    (folder / "transformer" / "diffusion_pytorch_model.safetensors").unlink()
+
+
+def _of_another_shape(folder: Path) -> None:
+    file = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    weights = load_file(file)
+    weights["proj_out.weight"] = torch.zeros(3, 5)
+    save_file(weights, file)
+
+
+def _pickled(folder: Path) -> None:
+    file = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    torch.save(load_file(file), file.with_suffix(".bin"))
+    file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (_without_a_file, r"transformer has no \*\.safetensors"),
+        (_of_another_shape, r"transformer has shapes: proj_out\.weight is 3x5 and not"),
+        (_pickled, r"found diffusion_pytorch_model\.bin, which may run code"),
+    ],
+)
+def test_weights_are_refused_before_a_replica_opens_them(
+    damage: Callable[[Path], None], says: str, tmp_path: Path
+) -> None:
+    folder = save_wan(tmp_path / "wan")
+    damage(folder)
+    began = time.monotonic()
+    err = _refused(str(folder), cwd=tmp_path)
+    assert re.search(f"model 'wan': .*{says}", err), err
+    assert time.monotonic() - began < 40  # a few on an idle machine; Serve takes 47 to give up a model
+
+
+def test_weights_of_a_component_from_elsewhere(tmp_path: Path) -> None:
+    folder, other = save_wan(tmp_path / "wan"), save_wan(tmp_path / "other")
+    (folder / "vae" / "diffusion_pytorch_model.safetensors").unlink()  # what says what it can do is its own
+    model = ModelConfig(path=str(folder), name="m", components={"vae": str(other)})
+    preflight.check_weights(model, preflight.check_model(model))
+    with pytest.raises(ConfigError, match=r"components\.unet: .* has .*vae"):
+        preflight.check_model(model.model_copy(update={"components": {"unet": str(other)}}))
+
+
+def test_a_guest_is_asked_for_its_files_alone(tmp_path: Path) -> None:
+    model = ModelConfig(path=str(save_sana(tmp_path / "guest")), name="g")
+    preflight.check_weights(model, preflight.check_model(model))
+
+
+@pytest.mark.parametrize(
+    ("defaults", "says"),
+    [
+        ({"num_step": 3}, r"defaults\.num_step is not one of .*num_inference_steps"),
+        ({"num_inference_steps": 2.5}, r"num_inference_steps=2\.5 must be a whole number"),
+        ({"height": 33}, "height=33 must be a multiple of"),
+        ({"num_inference_steps": 0}, "num_inference_steps=0 must be"),
+    ],
+)
+def test_defaults_that_no_request_could_use(defaults: dict[str, float], says: str) -> None:
+    with pytest.raises(ConfigError, match=f"model 'tiny': .*{says}"):
+        preflight.check_model(ModelConfig(defaults=defaults))
+    preflight.check_model(ModelConfig(defaults={"num_inference_steps": 3, "height": 48}))
 
 
 @pytest.mark.slow

@@ -1,0 +1,63 @@
+"""What is refused before an application starts: its replicas would be started for it again and again.
+
+Needs neither torch nor Ray, but for `check_weights`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from raydiance.models import registry, resolve
+from raydiance.models.spec import FieldError
+from raydiance.serve.config import Config, ModelConfig
+from raydiance.serve.errors import ConfigError
+from raydiance.serve.samples import default_spec
+
+
+def check_model(model: ModelConfig) -> Path:
+    """The folder of a model whose files are all there, and whose defaults it can do. Raises ConfigError."""
+    try:
+        folder = resolve.resolve(model.path, model.revision)
+        registry.check(folder, model.components)
+        card = registry.card(folder, model.id).with_defaults(model.defaults)
+        if model.defaults:
+            card.check(default_spec(card, card.defaults.num_inference_steps))
+    except (resolve.CheckpointError, FieldError) as e:
+        raise ConfigError(f"model '{model.id}': {e}") from e
+    return folder
+
+
+def check_weights(model: ModelConfig, folder: Path) -> None:
+    """Raises ConfigError where a weight is missing, or of another shape than its class has it. Imports torch.
+
+    Of a guest only its own pipeline knows what it opens.
+    """
+    from raydiance.models.whole import check_whole
+
+    try:
+        if not registry.is_guest(folder):
+            check_whole(folder, model.components)
+    except resolve.CheckpointError as e:
+        raise ConfigError(f"model '{model.id}': {e}") from e
+
+
+def check_stores(config: Config) -> None:
+    """Raises ConfigError where the stores cannot be opened."""
+    from raydiance.serve.storage.artifacts import ArtifactStore
+    from raydiance.serve.storage.jobs import JobStore
+
+    JobStore(config.storage.database).close()
+    ArtifactStore(config.storage.artifacts)
+
+
+def check_gpus(config: Config, found: int) -> None:
+    """Raises ConfigError where the stages ask for more GPUs than there are: Ray would wait for them without end.
+
+    Args:
+        found: GPUs of the machine.
+    """
+    stages = {name: getattr(config, name) for name in ("text_encoder", "denoiser", "vae_decoder")}
+    asked = len(config.models) * sum(s.num_replicas * s.num_gpus for s in stages.values())
+    if asked > found:
+        wanted = ", ".join(f"{name}.num_gpus={s.num_gpus:g}" for name, s in stages.items() if s.num_gpus)
+        raise ConfigError(f"{wanted}: {asked:g} GPUs are needed for all replicas, this machine has {found}")
