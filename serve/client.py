@@ -71,7 +71,9 @@ def connect(address: str | None = None, app: str = "raydiance") -> Client:
         app: the name that it is deployed under.
 
     Raises:
-        Unavailable: there is no such cluster, or the application does not run on it.
+        Unavailable: there is no such cluster, there are several to choose from, it refuses this process's Ray token, or
+            the application does not run on it.
+        RaydianceError: an address, and this process is connected already.
     """
     if not ray.is_initialized():
         join_cluster(address)
@@ -80,7 +82,9 @@ def connect(address: str | None = None, app: str = "raydiance") -> Client:
     try:
         handle = serve.get_app_handle(app)
     except RayServeException as e:
-        raise Unavailable(f"application '{app}' does not run on this cluster: {e}") from e
+        running = ", ".join(f"'{name}'" for name in sorted(serve.status().applications))
+        others = f"it runs {running}; pass app=…" if running else "it runs none; start one with `serve run`"
+        raise Unavailable(f"application '{app}' does not run on this cluster: {others}") from e
     return Client(handle, streams=not _is_ray_client())
 
 

@@ -33,9 +33,7 @@ def stop(*, keep_logs: bool = False) -> None:
         with suppress(psutil.NoSuchProcess):
             daemon = psutil.Process(info.process.pid)
             processes |= {p.pid: p for p in (daemon, *daemon.children(recursive=True))}
-    for (
-        process
-    ) in processes.values():  # before the stages: it would take their end for their failure, and its jobs' too
+    for process in processes.values():  # before the stages: it would take their end for a failure of its jobs
         with suppress(psutil.NoSuchProcess):
             if DISPATCHER in " ".join(process.cmdline()):
                 process.kill()
