@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raydiance.serve.cli.console import err, escape, guarded, out, say
+from raydiance.serve.cli.greeting import greeting
 from raydiance.serve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -87,12 +88,5 @@ def local_config(file: Path | None, values: dict[str, Any], data: Path | None = 
 
 def _greet(server: LocalServer) -> None:
     names = ", ".join(m.id for m in server.config.models)
-    body = '{"prompt": "a large red circle moves right on a white background"}'
-    out.print(f"[bold green]ready[/] {escape(names)} at [bold]{server.url}[/] after {server.start_s:.1f} s")
-    out.print(f"""
-  docs      {server.url}/docs
-  try       raydiance generate "a large red circle moves right on a white background" -o clip.mp4 --url {server.url}
-  or        curl {server.url}/v1/jobs -H 'Content-Type: application/json' -d '{body}'
-  python    openai.OpenAI(base_url="{server.url}/v1", api_key="none"), or raydiance.connect("{server.address}")
-  stop      Ctrl-C
-""")
+    out.print(f"[bold green]ready[/] {escape(names)} at [bold]{escape(server.url)}[/] after {server.start_s:.1f} s\n")
+    out.print(greeting(server), markup=False)
