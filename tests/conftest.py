@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 from tests.servers import SETTINGS, Server
+
+
+hypothesis.settings.register_profile("no-clock", deadline=None)  # machines are busy
+hypothesis.settings.load_profile("no-clock")
 
 
 @pytest.fixture(scope="session")
