@@ -8,7 +8,6 @@ import hypothesis
 import pytest
 from tests.servers import SETTINGS, Server
 
-
 hypothesis.settings.register_profile("no-clock", deadline=None)  # machines are busy
 hypothesis.settings.load_profile("no-clock")
 
