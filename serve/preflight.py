@@ -23,7 +23,7 @@ def check_model(model: ModelConfig) -> Path:
         if model.defaults:
             card.check(default_spec(card, card.defaults.num_inference_steps))
     except (resolve.CheckpointError, FieldError) as e:
-        raise ConfigError(f"model '{model.id}': {e}") from e
+        raise ConfigError(f"model '{model.id}': {brief(e)}") from e
     return folder
 
 
@@ -38,7 +38,12 @@ def check_weights(model: ModelConfig, folder: Path) -> None:
         if not registry.is_guest(folder):
             check_whole(folder, model.components)
     except resolve.CheckpointError as e:
-        raise ConfigError(f"model '{model.id}': {e}") from e
+        raise ConfigError(f"model '{model.id}': {brief(e)}") from e
+
+
+def brief(error: Exception) -> str:
+    """Its first line: what a library has to add, such as the hub's advice on connections, comes below."""
+    return str(error).strip().partition("\n")[0]
 
 
 def check_stores(config: Config) -> None:

@@ -14,9 +14,18 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from raydiance.serve.errors import ConfigError, InvalidRequest, RaydianceError
+from raydiance.serve.errors import (
+    ConfigError,
+    InvalidRequest,
+    NotFound,
+    RaydianceError,
+    TooLarge,
+    Unauthorized,
+    UnsupportedMedia,
+)
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+USAGE = (ConfigError, InvalidRequest, TooLarge, Unauthorized, UnsupportedMedia)  # the same again ends the same
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -44,7 +53,7 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
             if os.environ.get("RAYDIANCE_DEBUG"):
                 raise
             fail(f"{e.param}: {e.message}" if e.param and e.param not in e.message else e.message)
-            raise typer.Exit(EXIT_USAGE if isinstance(e, ConfigError | InvalidRequest) else EXIT_FAILED) from None
+            raise typer.Exit(EXIT_USAGE if _is_usage(e) else EXIT_FAILED) from None
         except Exception as e:
             if os.environ.get("RAYDIANCE_DEBUG"):
                 raise
@@ -53,6 +62,11 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(EXIT_FAILED) from None
 
     return wrapper
+
+
+def _is_usage(error: RaydianceError) -> bool:
+    """Whether a wrong option or value was given. A job that is not there may have been removed: that is none."""
+    return isinstance(error, USAGE) or (isinstance(error, NotFound) and error.param == "model")
 
 
 @contextmanager
@@ -71,7 +85,8 @@ def _sigterm_interrupts() -> Iterator[None]:
 
 
 def fail(message: str) -> None:
-    err.print(f"[bold red]error:[/] {escape(message)}")
+    """One line, whatever libraries have put into it."""
+    err.print(f"[bold red]error:[/] {escape(' '.join(message.split()))}")
 
 
 def say(message: str) -> None:

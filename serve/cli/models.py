@@ -9,6 +9,7 @@ import typer
 
 from raydiance.serve.cli.console import EXIT_FAILED, fail, guarded, out, say, table
 from raydiance.serve.errors import ConfigError
+from raydiance.serve.preflight import brief
 
 if TYPE_CHECKING:
     from raydiance.deploy.check import Report
@@ -40,7 +41,7 @@ def models(
             rows = ([m["id"], m.get("family", ""), ", ".join(m.get("tasks", ()))] for m in served)
             table(("model", "family", "tasks"), rows)
         return
-    say(f"no server at {remote.url}; this is the embedded model")
+    say(f"no Raydiance server at {remote.url}; this is the embedded model")
     _show_card(_read_card("tiny"), as_json)
 
 
@@ -103,7 +104,7 @@ def check(
             components=dict(_pair(c) for c in component or []),
         )
     except (CheckpointError, FieldError) as e:
-        raise ConfigError(str(e)) from e
+        raise ConfigError(brief(e)) from e
     if as_config:
         _print_config(report, gpu)
     else:
@@ -137,7 +138,7 @@ def _read_card(model: str) -> dict[str, Any]:
         folder = resolve.resolve(model)
         card = registry.card(folder, ModelConfig(path=model).id)
     except resolve.CheckpointError as e:
-        raise ConfigError(str(e)) from e
+        raise ConfigError(brief(e)) from e
     return {**card.to_dict(), "path": str(folder)}
 
 
