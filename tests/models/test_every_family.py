@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import torch
 from tests.families.kit import Case, Model, all_models, variants
 
+from raydiance.models.family import Family
 from raydiance.serve.engine.loop import DenoisingLoop, Update
 from raydiance.serve.engine.pack import pack, unpack
 
@@ -39,6 +41,16 @@ for name, folder, components, files in json.loads(Path(sys.argv[1]).read_text())
 
 def first_of_each_task(model: Model) -> list[Case]:
     return list({case.spec.task: case for case in reversed(model.cases)}.values())
+
+
+@pytest.mark.parametrize("family", {type(m.studio.denoiser) for m in MODELS}, ids=lambda f: f.__name__)
+def test_no_method_is_left_to_the_protocol(family):
+    """It has bodies that do nothing, and no type checker tells."""
+    optional = {"num_tokens", "decode_audio"}
+    methods = {name for name, value in vars(Family).items() if inspect.isfunction(value) and name[0] != "_"} - optional
+    assert len(methods) == 10
+    for name in methods:
+        assert getattr(family, name) is not getattr(Family, name), name
 
 
 @pytest.mark.parametrize(("model", "case"), CASES)
