@@ -6,10 +6,8 @@ poll. Errors are those that HTTP maps to statuses (`raydiance.serve.errors`).
 
 from __future__ import annotations
 
-import base64
-import io
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -23,18 +21,16 @@ from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from raydiance.models.card import ModelCard
 from raydiance.models.inputs import ImageRole
 from raydiance.models.spec import Task
+from raydiance.serve.attachments import attach
 from raydiance.serve.cluster import join_cluster
 from raydiance.serve.errors import GenerationFailed, InvalidRequest, RaydianceError, Unavailable
 from raydiance.serve.events import Event
-from raydiance.serve.request import GenerationRequest, ImageFormat, ImageInput, Output, Source, VideoFormat
+from raydiance.serve.request import GenerationRequest, ImageFormat, Output, VideoFormat
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    from PIL.Image import Image
     from ray.serve.handle import DeploymentHandle
 
-    ImageLike: TypeAlias = str | PathLike[str] | bytes | Image
+    from raydiance.serve.attachments import FileLike, ImageLike
 
 LONG_POLL_S = 5.0
 RECONNECT_S = 0.5
@@ -42,7 +38,10 @@ MAX_CUTS = 5
 
 
 class Fields(TypedDict, total=False):
-    """What `generate` takes beside the prompt; what is left out takes the model's default."""
+    """What `generate` takes beside the prompt; what is left out takes the model's default.
+
+    The last ones are of some families alone: `ModelCard.parameters`.
+    """
 
     model: str
     task: Task
@@ -56,10 +55,22 @@ class Fields(TypedDict, total=False):
     guidance_scale: float
     seed: int
     strength: float
+    audio: bool
     n: int
     previews: int
     webhook: str
     metadata: dict[str, str]
+    guidance_scale_2: float
+    true_cfg_scale: float
+    image_guidance_scale: float
+    conditioning_scale: float
+    guidance_rescale: float
+    stg_scale: float
+    modality_scale: float
+    audio_guidance_scale: float
+    audio_stg_scale: float
+    audio_modality_scale: float
+    audio_guidance_rescale: float
 
 
 def connect(address: str | None = None, app: str = "raydiance") -> Client:
@@ -103,7 +114,11 @@ class Client:
         prompt: str,
         *,
         image: ImageLike | None = None,
-        image_role: ImageRole = "first_frame",
+        image_role: ImageRole | None = None,
+        last_frame: ImageLike | None = None,
+        references: Sequence[ImageLike] = (),
+        video: FileLike | None = None,
+        mask: ImageLike | None = None,
         output_format: ImageFormat | VideoFormat | None = None,
         idempotency_key: str | None = None,
         **fields: Unpack[Fields],
@@ -111,14 +126,21 @@ class Client:
         """Starts a job; returns at once.
 
         Args:
-            image: a file, its bytes, or a Pillow image.
-            image_role: `first_frame` begins a video with the image, `init` starts an image from it.
+            image: a file, its bytes, or a Pillow image; so are the other pictures.
+            image_role: `first_frame` begins a video with the image, `init` starts an image from it; None: as the task
+                needs it.
+            last_frame: ends the video.
+            references: show what is meant.
+            video: a file or its bytes; it is worked on.
+            mask: where to paint, white; a picture for every frame, or a video.
             idempotency_key: the same key with the same request gives the same job.
 
         Raises:
             InvalidRequest: names the field and the limit.
         """
-        inputs = [] if image is None else [ImageInput(role=image_role, source=_source(image))]
+        inputs = attach(
+            image=image, image_role=image_role, last_frame=last_frame, references=references, video=video, mask=mask
+        )
         try:
             request = GenerationRequest(prompt=prompt, inputs=inputs, output=Output(format=output_format), **fields)
         except ValidationError as e:
@@ -231,18 +253,6 @@ def _unwrapped(error: Exception) -> Exception:
     if isinstance(error, RayActorError | DeploymentUnavailableError):
         return Unavailable(f"a replica died or is away: {error}")
     return error if cause is None else RaydianceError(f"{type(cause).__name__}: {cause}")
-
-
-def _source(image: ImageLike) -> Source:
-    if isinstance(image, str | PathLike):
-        content = Path(image).read_bytes()
-    elif isinstance(image, bytes):
-        content = image
-    else:
-        buffer = io.BytesIO()
-        image.save(buffer, format="PNG")
-        content = buffer.getvalue()
-    return Source(b64=base64.b64encode(content).decode())
 
 
 def _is_ray_client() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -16,8 +17,9 @@ import pytest
 from ray.exceptions import RayActorError, RayTaskError
 from tests.servers import Server, free_port
 
-from raydiance.serve.client import Client
+from raydiance.serve.client import Client, Fields
 from raydiance.serve.errors import GenerationFailed, InvalidRequest, NotFound, RaydianceError, Unavailable
+from raydiance.serve.request import GenerationRequest
 
 JOB = {"id": "video_1", "status": "completed", "outputs": [{"index": 0}, {"index": 1}]}
 
@@ -44,6 +46,10 @@ image = Image.new("RGB", (32, 32), "red")
 half = dict(strength=0.5, num_inference_steps=4, n=2, output_format="webp")
 pair = client.generate("x", image=image, image_role="init", **half)
 told["saved"] = [p.name for p in pair.save(Path(sys.argv[2]) / "pair.webp")]
+
+clip = job.save(Path(sys.argv[2]) / "clip.mp4")[0]
+edited = client.generate("a blue square", video=clip, strength=0.5, num_inference_steps=4, audio=False)
+told["edited"] = [edited.wait()[name] for name in ("status", "task")]
 
 long = client.generate("x", num_inference_steps=200, height=128, width=128, num_frames=17)
 for event in long.events():
@@ -98,6 +104,7 @@ def check(told: dict[str, Any]) -> None:
     assert told["size"] > 500
     assert told["same"] == 3
     assert told["saved"] == ["pair-1.webp", "pair-2.webp"]
+    assert told["edited"] == ["completed", "video-to-video"]
     assert told["cancelled"] == told["ended"] == "cancelled"
     assert told["frames"][:2] == ["InvalidRequest", "num_frames"]
     assert told["local"][:2] == ["InvalidRequest", "n"]
@@ -253,6 +260,33 @@ def test_images_go_as_bytes(tmp_path: Path) -> None:
     inputs = [args[0]["inputs"] for _, args in handle.called]
     assert inputs[0] == inputs[1] == inputs[2]
     assert inputs[0][0]["source"] == {"b64": "cGljdHVyZQ=="}
+
+
+def test_every_kind_of_file_in_its_role(tmp_path: Path) -> None:
+    handle = Handle(submit=JOB)
+    video = tmp_path / "v.mp4"
+    video.write_bytes(b"video")
+    pictures: dict[str, Any] = {"image": b"first", "last_frame": b"last", "references": [b"one", b"two"]}
+    Client(handle).generate("x", **pictures, video=video, mask=b"mask")  # type: ignore[arg-type]
+    [(_, (request, _))] = handle.called
+    got = [(i["type"], i.get("role"), base64.b64decode(i["source"]["b64"])) for i in request["inputs"]]
+    assert got == [
+        ("image", None, b"first"),
+        ("image", "last_frame", b"last"),
+        ("image", "reference", b"one"),
+        ("image", "reference", b"two"),
+        ("video", "video", b"video"),
+        ("mask", None, b"mask"),
+    ]
+
+
+def test_every_field_of_a_request_can_be_given() -> None:
+    named = {"prompt", "inputs", "output"}  # `inputs` by kind, of `output` the format
+    assert set(Fields.__annotations__) == set(GenerationRequest.model_fields) - named
+    handle = Handle(submit=JOB)
+    Client(handle).generate("x", audio=False, true_cfg_scale=2.0)  # type: ignore[arg-type]
+    [(_, (request, _))] = handle.called
+    assert (request["audio"], request["true_cfg_scale"]) == (False, 2.0)
 
 
 def test_result_of_a_failed_job() -> None:
