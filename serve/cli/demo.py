@@ -12,6 +12,7 @@ import typer
 from raydiance.serve.cli.console import EXIT_FAILED, err, escape, fail, guarded, out
 from raydiance.serve.cli.jobs import ending, follow
 from raydiance.serve.cli.remote import Remote
+from raydiance.serve.errors import InvalidRequest
 
 VIDEO_PROMPT = "a large red circle moves right on a white background"
 IMAGE_PROMPT = "a large blue triangle on a black background"
@@ -33,7 +34,10 @@ def demo(
     from raydiance.serve.local import start_local
 
     began = time.monotonic()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise InvalidRequest(f"cannot write to -o {folder}: {e.strerror}") from None
     with tempfile.TemporaryDirectory(prefix="raydiance-demo-") as data:
         config = local_config(None, {"model": "tiny", "http.port": 0}, Path(data))
         with err.status("starting") as status, start_local(config, on_phase=lambda p: status.update(p)) as server:

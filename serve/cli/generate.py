@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import base64
 import math
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from raydiance.models.inputs import ImageRole
+from raydiance.models.spec import TASKS, VIDEO_TASKS
+from raydiance.serve.attachments import attach
 from raydiance.serve.cli.console import EXIT_FAILED, err, fail, guarded, say
 from raydiance.serve.cli.jobs import ending, follow
 from raydiance.serve.cli.remote import Remote, find_url
-from raydiance.serve.errors import InvalidRequest, NotFound, RaydianceError, Unavailable
+from raydiance.serve.complaints import nearest
+from raydiance.serve.errors import InvalidRequest, RaydianceError, Unavailable
+from raydiance.serve.request import FAMILY_PARAMETERS, ImageInput, Input
 
 FORMATS = {".mp4": "mp4", ".webm": "webm", ".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
 VIDEO_FORMATS = ("mp4", "webm")
-IMAGE_TASKS = ("text-to-image", "image-to-image")
+IMAGE_TASKS = frozenset(TASKS) - VIDEO_TASKS
 
 HELP = (
     "Generate a video or an image from a prompt.\n\n"
@@ -33,6 +37,9 @@ HELP = (
     '  raydiance generate "a small blue square on a black background" -o square.png --seed 7 --n 4\n\n'
     '  raydiance generate "a small blue square moves up on a black background" --image square-1.png -o up.webm\n\n'
     '  raydiance generate "a small blue circle on a black background" --image square-1.png --strength 0.7 -o edit.png'
+    "\n\n"
+    '  raydiance generate "a large green circle moves right on a white background" --video clip.mp4 --strength 0.7 '
+    "-o green.mp4"
 )
 
 
@@ -47,16 +54,27 @@ def generate(
         Path | None, typer.Option("--output", "-o", help="File to write; with --n, NAME-1, NAME-2, …")
     ] = None,
     image: Annotated[Path | None, typer.Option(help="First frame of a video, or start of an image.")] = None,
-    task: Annotated[
-        str | None, typer.Option(help="text-to-video, image-to-video, text-to-image or image-to-image, if not obvious.")
+    last_frame: Annotated[Path | None, typer.Option(help="Last frame of a video.")] = None,
+    reference: Annotated[list[Path] | None, typer.Option(help="Picture of what is meant. May be repeated.")] = None,
+    video: Annotated[Path | None, typer.Option(help="Video that is worked on.")] = None,
+    mask: Annotated[
+        Path | None, typer.Option(help="Where to paint: white. A picture for every frame, or a video.")
     ] = None,
+    task: Annotated[str | None, typer.Option(help=f"{', '.join(TASKS[:-1])} or {TASKS[-1]}, if not obvious.")] = None,
     frames: Annotated[int | None, typer.Option(help="Number of frames; 1 makes an image.")] = None,
     size: Annotated[str | None, typer.Option(metavar="WxH", help="Width and height in pixels.")] = None,
     steps: Annotated[int | None, typer.Option(help="Denoising steps.")] = None,
     guidance: Annotated[float | None, typer.Option(help="Guidance scale; 1 turns it off.")] = None,
     negative: Annotated[str | None, typer.Option(help="What is not to be seen.")] = None,
-    strength: Annotated[float | None, typer.Option(help="How much of --image an image may change, 0 to 1.")] = None,
+    strength: Annotated[float | None, typer.Option(help="How much of --image or --video may change, 0 to 1.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same pixels.", show_default="drawn")] = None,
+    audio: Annotated[
+        bool | None, typer.Option("--audio/--no-audio", help="Sound, where the model makes any.", show_default="on")
+    ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A number that only some models take; see `raydiance models --json`."),
+    ] = None,
     n: Annotated[int, typer.Option("--n", "-n", help="How many, with seeds one apart.")] = 1,
     fps: Annotated[int | None, typer.Option(help="Frames per second of the video.")] = None,
     model: Annotated[
@@ -76,11 +94,19 @@ def generate(
         "num_inference_steps": steps,
         "guidance_scale": guidance,
         "strength": strength,
+        "audio": audio,
         "seed": seed,
         "n": n,
         "fps": fps,
+        **_parameters(param or []),
     }
-    request = build_request({k: v for k, v in wanted.items() if v is not None}, image, output)
+    others = attach(
+        last_frame=_read("--last-frame", last_frame),
+        references=[_content("--reference", picture) for picture in reference or []],
+        video=_read("--video", video),
+        mask=_read("--mask", mask),
+    )
+    request = build_request({k: v for k, v in wanted.items() if v is not None}, image, output, others)
     _check_writable(output)
     with _server(url, model) as (remote, name):
         paths = run(remote, request | ({"model": name} if name else {}), output)
@@ -88,12 +114,19 @@ def generate(
         typer.echo(path)
 
 
-def build_request(wanted: dict[str, Any], image: Path | None, output: Path | None) -> dict[str, Any]:
+def build_request(
+    wanted: dict[str, Any], image: Path | None, output: Path | None, others: Sequence[Input] = ()
+) -> dict[str, Any]:
     """The native request: the task and format follow from the file's suffix where they are not given.
+
+    Args:
+        others: inputs beside `image`; with these the server tells what task they are for.
 
     Raises InvalidRequest for what contradicts itself; the rest is for the server to judge.
     """
     request = dict(wanted)
+    if "task" in request and request["task"] not in TASKS:
+        raise InvalidRequest(f"--task {request['task']} is not one of {', '.join(TASKS)}")
     for name, value in request.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise InvalidRequest(f"{name}={value} must be a finite number", name)
@@ -110,14 +143,15 @@ def build_request(wanted: dict[str, Any], image: Path | None, output: Path | Non
         makes_video is False
         or request.get("task") in IMAGE_TASKS
         or request.get("num_frames") == 1
-        or (image is not None and "strength" in request and makes_video is None)
+        or (image is not None and "strength" in request and makes_video is None and not others)
     )
-    if is_image and "task" not in request:
+    if is_image and "task" not in request and not others:
         request["task"] = "text-to-image" if image is None else "image-to-image"
-    if image is not None:
-        request["inputs"] = [
-            {"type": "image", "role": "init" if is_image else "first_frame", "source": {"b64": _read(image)}}
-        ]
+    role: ImageRole = "init" if is_image else "first_frame"
+    own = any(isinstance(i, ImageInput) and i.role == "reference" for i in others) or "task" in wanted
+    inputs = [*attach(image=_read("--image", image), image_role=None if own else role), *others]
+    if inputs:
+        request["inputs"] = [item.model_dump(mode="json", exclude_none=True) for item in inputs]
     if made is not None:
         request["output"] = {"format": made}
     return request
@@ -159,13 +193,13 @@ def _server(url: str | None, model: str | None) -> Iterator[tuple[Remote, str | 
         yield remote, model
         return
     if url is not None:
-        raise Unavailable(f"no server is ready at {url}; start one with `raydiance serve`, or leave --url out")
+        raise Unavailable(f"no Raydiance server is ready at {url}: start one with `raydiance serve`, or omit --url")
     from raydiance.serve.cli.server import local_config
     from raydiance.serve.local import start_local
 
     with tempfile.TemporaryDirectory(prefix="raydiance-") as data:
         config = local_config(None, {"model": model or "tiny", "http.port": 0}, Path(data))
-        say(f"no server at {remote.url}: starting one for this prompt (keep one with `raydiance serve`)")
+        say(f"no Raydiance server at {remote.url}: starting one for this prompt (keep one with `raydiance serve`)")
         with err.status("starting") as status, start_local(config, on_phase=lambda p: status.update(p)) as server:
             status.stop()
             yield Remote(server.url), config.models[0].id
@@ -193,11 +227,33 @@ def _check_writable(output: Path | None) -> None:
         raise InvalidRequest(f"cannot write to {folder}: Permission denied")
 
 
-def _read(path: Path) -> str:
+def _parameters(options: Sequence[str]) -> dict[str, float]:
+    """Of `--param NAME=VALUE`. Which of them a model takes is for the server to judge."""
+    found = {}
+    for option in options:
+        name, equals, value = option.partition("=")
+        if not equals:
+            raise InvalidRequest(f"--param {option}: write NAME=VALUE, e.g. --param true_cfg_scale=4")
+        if name not in FAMILY_PARAMETERS:
+            meant = nearest(name, FAMILY_PARAMETERS)
+            hint = f"did you mean '{meant}'?" if meant else f"known: {', '.join(FAMILY_PARAMETERS)}"
+            raise InvalidRequest(f"--param {name} is unknown; {hint}")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise InvalidRequest(f"--param {option}: '{value}' is no number") from None
+    return found
+
+
+def _read(option: str, path: Path | None) -> bytes | None:
+    return None if path is None else _content(option, path)
+
+
+def _content(option: str, path: Path) -> bytes:
     try:
-        return base64.b64encode(path.read_bytes()).decode()
+        return path.read_bytes()
     except OSError as e:
-        raise NotFound(f"cannot read --image {path}: {e.strerror}") from None
+        raise InvalidRequest(f"cannot read {option} {path}: {e.strerror}") from None
 
 
 def _path(output: Path | None, prompt: str, content_type: str, number: int | None) -> Path:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
 
 from raydiance.serve import errors
 from raydiance.serve.events import Event
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     import httpx
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+READY = {"status": "ok"}
+READY_TIMEOUT_S = 3.0
 BY_STATUS: dict[int, type[errors.RaydianceError]] = {
     cls.status: cls
     for cls in (
@@ -31,12 +34,20 @@ BY_STATUS: dict[int, type[errors.RaydianceError]] = {
 
 
 class Remote:
-    """Every call raises a RaydianceError: what the server answered, or Unavailable if nobody answers."""
+    """Every call raises a RaydianceError: what the server answered, or Unavailable if nobody answers.
+
+    Raises:
+        ConfigError: `url`, or the key in `$RAYDIANCE_API_KEY`, can be none.
+    """
 
     def __init__(self, url: str) -> None:
         import httpx
 
         self.url = url.rstrip("/")
+        if not _is_http(url):
+            raise errors.ConfigError(
+                f"'{url}' is no server's URL: --url and $RAYDIANCE_URL begin with http:// or https://"
+            )
         key = os.environ.get("RAYDIANCE_API_KEY", "")
         if not key.isascii() or not key.isprintable():
             raise errors.ConfigError("$RAYDIANCE_API_KEY holds characters that no header can carry")
@@ -51,12 +62,19 @@ class Remote:
             raise errors.ConfigError(f"'{url}' is no URL: {e}") from None
 
     def is_ready(self) -> bool:
-        """Whether a server answers and its models are warm."""
+        """Whether a Raydiance server answers, and its models are warm. Whatever else answers is none."""
         import httpx
 
         try:
-            return self._http.get("/readyz", timeout=3).status_code == 200
-        except (httpx.TransportError, httpx.UnsupportedProtocol):
+            ready = self._http.get("/readyz", timeout=READY_TIMEOUT_S)
+            served = self._http.get("/v1/models", timeout=READY_TIMEOUT_S)
+            if (ready.status_code, ready.json()) != (200, READY):
+                return False
+            body = served.json()
+            if served.status_code == 401:  # it is for the call to say what is wrong with the key
+                return bool(body["error"]["code"] == errors.Unauthorized.default_code)
+            return served.status_code == 200 and all("tasks" in model for model in body["data"])
+        except (httpx.TransportError, httpx.DecodingError, ValueError, KeyError, TypeError):
             return False
 
     def models(self) -> list[dict[str, Any]]:
@@ -67,22 +85,22 @@ class Remote:
         return self._json("POST", "/v1/jobs", json=request)
 
     def job(self, job_id: str) -> dict[str, Any]:
-        return self._json("GET", f"/v1/jobs/{job_id}")
+        return self._json("GET", _path(job_id))
 
     def jobs(self, limit: int, after: str | None = None) -> dict[str, Any]:
         params = {"limit": str(limit)} | ({"after": after} if after else {})
         return self._json("GET", "/v1/jobs", params=params)
 
     def cancel(self, job_id: str) -> dict[str, Any]:
-        return self._json("POST", f"/v1/jobs/{job_id}/cancel")
+        return self._json("POST", f"{_path(job_id)}/cancel")
 
     def delete(self, job_id: str) -> None:
         """Whatever its state: an unfinished job is cancelled by the first DELETE and removed by the second."""
-        if not self._json("DELETE", f"/v1/jobs/{job_id}").get("deleted"):
-            self._json("DELETE", f"/v1/jobs/{job_id}")
+        if not self._json("DELETE", _path(job_id)).get("deleted"):
+            self._json("DELETE", _path(job_id))
 
     def content(self, job_id: str, index: int = 0) -> bytes:
-        return self._request("GET", f"/v1/jobs/{job_id}/content", params={"index": str(index)}).content
+        return self._request("GET", f"{_path(job_id)}/content", params={"index": str(index)}).content
 
     def events(self, job_id: str) -> Iterator[Event]:
         """To the final one; connects again where it was cut."""
@@ -106,14 +124,17 @@ class Remote:
 
         headers = {"Last-Event-ID": str(after)} if after else {}
         timeout = httpx.Timeout(60, connect=5)  # the server sends a comment every few seconds
-        with self._http.stream("GET", f"/v1/jobs/{job_id}/events", headers=headers, timeout=timeout) as response:
+        with self._http.stream("GET", f"{_path(job_id)}/events", headers=headers, timeout=timeout) as response:
             if response.status_code >= 400:
                 response.read()
             _raise_for(response)
             yield from parse_sse(response.iter_lines(), job_id)
 
     def _json(self, method: str, path: str, **kwargs: Any) -> dict[str, Any]:
-        body = self._request(method, path, **kwargs).json()
+        try:
+            body = self._request(method, path, **kwargs).json()
+        except ValueError:
+            body = None
         if not isinstance(body, dict):
             raise errors.Unavailable(f"{self.url}{path} answered no JSON object; is that a Raydiance server?")
         return body
@@ -123,7 +144,7 @@ class Remote:
 
         try:
             response = self._http.request(method, path, **kwargs)
-        except (httpx.TransportError, httpx.UnsupportedProtocol) as e:
+        except httpx.TransportError as e:
             raise errors.Unavailable(
                 f"no server answers at {self.url} ({e}); start one with `raydiance serve`, or give --url"
             ) from None
@@ -177,9 +198,19 @@ def _seconds(value: str | None) -> float:
         return 1.0
 
 
-def _is_local(url: str) -> bool:
-    from urllib.parse import urlsplit
+def _path(job_id: str) -> str:
+    return f"/v1/jobs/{quote(job_id, safe='')}"
 
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
+
+
+def _is_local(url: str) -> bool:
     return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
 
 
