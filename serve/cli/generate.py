@@ -55,7 +55,9 @@ def generate(
     ] = None,
     image: Annotated[Path | None, typer.Option(help="First frame of a video, or start of an image.")] = None,
     last_frame: Annotated[Path | None, typer.Option(help="Last frame of a video.")] = None,
-    reference: Annotated[list[Path] | None, typer.Option(help="Picture of what is meant. May be repeated.")] = None,
+    reference: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="Picture of what is meant. May be repeated.")
+    ] = None,
     video: Annotated[Path | None, typer.Option(help="Video that is worked on.")] = None,
     mask: Annotated[
         Path | None, typer.Option(help="Where to paint: white. A picture for every frame, or a video.")
