@@ -1,0 +1,71 @@
+"""The process groups of a world, made once at start: two communicators for every set of ranks that a layout needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from raydiance.parallel import mesh
+from raydiance.parallel.comm import Communicator
+
+
+@dataclass(frozen=True)
+class Link:
+    """How one rank talks to the others of a set: two communicators, so that neither waits for what is on the other."""
+
+    incoming: Communicator
+    outgoing: Communicator
+
+    @property
+    def bytes_sent(self) -> int:
+        return self.incoming.bytes_sent + self.outgoing.bytes_sent
+
+
+class Groups:
+    """What a rank has of `mesh.groups`. Made by `open_groups`; `torch.distributed` itself is its caller's to close."""
+
+    def __init__(self, links: dict[tuple[int, ...], Link]) -> None:
+        self._links = links
+
+    def __getitem__(self, ranks: Sequence[int]) -> Link:
+        """Raises KeyError for ranks that share no axis of any layout, or are not this one's."""
+        return self._links[tuple(ranks)]
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(link.bytes_sent for link in self._links.values())
+
+    def check_idle(self) -> None:
+        """To be called between steps. Raises ExchangeMisused where an exchange was begun and never waited for."""
+        for link in self._links.values():
+            link.incoming.check_idle()
+            link.outgoing.check_idle()
+
+    def close(self) -> None:
+        """Nothing can be begun after it. Raises as `check_idle` does."""
+        for link in self._links.values():
+            link.incoming.close()
+            link.outgoing.close()
+
+
+def open_groups(deadline_s: float, start_deadline_s: float = 60.0) -> Groups:
+    """Called on every rank after `init_process_group`, whose backend (gloo, or NCCL with a `device_id`) is used.
+
+    With NCCL the `device_id` matters: without it a group is made at its first exchange, in which all its ranks must take
+    part, and a rank without a head does not.
+
+    Args:
+    deadline_s: how long a wait for an exchange may take.
+    start_deadline_s: how long making a group may take.
+    """
+    is_gloo = dist.get_backend() == "gloo"
+    timeout = timedelta(seconds=start_deadline_s if is_gloo else deadline_s)
+    links = {}
+    for ranks in mesh.groups(dist.get_world_size()):
+        incoming, outgoing = (dist.new_group(list(ranks), timeout=timeout) for _ in range(2))  # on every rank
+        if dist.get_rank() in ranks:
+            links[ranks] = Link(Communicator(ranks, incoming, deadline_s), Communicator(ranks, outgoing, deadline_s))
+    return Groups(links)

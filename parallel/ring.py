@@ -1,0 +1,64 @@
+"""Ring attention: each rank keeps its queries, keys and values go round (arXiv:2310.01889).
+
+K and V travel as one message, into one of two buffers while the other is attended to. Partial results are merged by their
+log-sum-exp in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from raydiance.parallel.groups import Link
+from raydiance.parallel.ulysses import Local, check_qkv
+
+
+def merge(
+    out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention to the keys of both from attention to each: out [B, L, H, D], lse [B, H, L] → the same, in fp32."""
+    lse = torch.logaddexp(lse_a.float(), lse_b.float())
+    share_a, share_b = ((part.float() - lse).exp().transpose(1, 2).unsqueeze(-1) for part in (lse_a, lse_b))
+    return out_a.float() * share_a + out_b.float() * share_b, lse
+
+
+class Ring:
+    """Args:
+    link: to the ranks of the ring axis.
+    local: attends to one rank's keys; is not called without a query or a key.
+    lengths: how many tokens each of them holds, in their order; one of them at least holds some.
+    """
+
+    def __init__(self, link: Link, local: Local, lengths: Sequence[int]) -> None:
+        if len(lengths) != link.incoming.size:
+            raise ValueError(f"{len(lengths)} lengths for {link.incoming.size} ranks")
+        self.link = link
+        self.local = local
+        self.lengths = tuple(lengths)
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """[B, L_local, H, D] each → [B, L_local, H, D]. Raises PeerLost, and ValueError as `check_qkv` does."""
+        return self.attend(q, k, v)[0]
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `__call__`, with the log-sum-exp [B, H, L_local] in fp32; a `Local` for Ulysses."""
+        comm = self.link.incoming
+        check_qkv(q, k, v, self.lengths[comm.index])
+        batch, num_tokens, heads, width = q.shape
+        buffers = [q.new_empty(max(self.lengths), 2, batch, heads, width) for _ in range(2)]
+        current, following = buffers
+        torch.stack([k.transpose(0, 1), v.transpose(0, 1)], dim=1, out=current[:num_tokens])
+        result: tuple[torch.Tensor, torch.Tensor] | None = None
+        for step in range(comm.size):
+            here, arriving = (self.lengths[(comm.index - step - late) % comm.size] for late in (0, 1))
+            exchange = comm.ring(current[:here], following[:arriving]) if step + 1 < comm.size else None
+            if here and q.numel():
+                part = self.local(q, *current[:here].permute(1, 2, 0, 3, 4))
+                result = part if result is None else merge(*result, *part)
+            if exchange is not None:
+                exchange.wait()
+                current, following = following, current
+        if result is None:
+            return torch.empty_like(q), q.new_empty(batch, heads, num_tokens, dtype=torch.float32)
+        return result[0].type_as(q), result[1].float()
