@@ -5,8 +5,8 @@
     exchange.wait()                                       # now `receives` may be read and `sends` written
 
 Receives are posted before sends: gloo then uses both directions of a link at once, which its own all-to-all does not
-always do. The same calls go to NCCL, batched into one launch; that has not been run on a GPU yet. There `wait()` makes the
-current stream wait and not the host, and the deadline is the process group's own timeout.
+always do. The same calls go to NCCL, batched into one launch; that has not been run on a GPU yet. There `wait()` makes
+the current stream wait and not the host, and the deadline is the process group's own timeout.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ class Groups:
 def open_groups(deadline_s: float, start_deadline_s: float = 60.0) -> Groups:
     """Called on every rank after `init_process_group`, whose backend (gloo, or NCCL with a `device_id`) is used.
 
-    With NCCL the `device_id` matters: without it a group is made at its first exchange, in which all its ranks must take
-    part, and a rank without a head does not.
+    With NCCL the `device_id` matters: without it a group is made at its first exchange, in which all its ranks must
+    take part, and a rank without a head does not.
 
     Args:
     deadline_s: how long a wait for an exchange may take.

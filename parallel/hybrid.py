@@ -1,4 +1,4 @@
-"""Attention to a whole sequence of which each rank holds a shard: Ulysses inside, ring across (USP, arXiv:2405.07719)."""
+"""Attention to a sequence of which each rank holds a shard: Ulysses inside, ring across (USP, arXiv:2405.07719)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def strategy(
 
     Args:
     groups: None where there is one rank only.
-    lengths: how many tokens each rank of `mesh.sequence(rank)` holds, in that order. They may be in any order themselves:
+    lengths: how many tokens each rank of `mesh.sequence(rank)` holds, in that order. Which tokens is all one:
         attention without a mask knows no places, so each rank can hold a shard of the text and one of the image.
     head_groups: see `Ulysses`.
 

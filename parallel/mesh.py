@@ -1,8 +1,8 @@
 """Which ranks work together: the axes cfg x ring x ulysses over aligned subgroups of ranks. Pure arithmetic.
 
 A subgroup is `size` ranks from `start` on, `size` a power of two and `start` a multiple of it, so that two subgroups
-are apart or one holds the other. Within it the ulysses axis varies fastest, then ring, then cfg: what exchanges most sits
-on neighbouring ranks, which are on one node (USP, arXiv:2405.07719).
+are apart or one holds the other. Within it the ulysses axis varies fastest, then ring, then cfg: what exchanges most
+sits on neighbouring ranks, which are on one node (USP, arXiv:2405.07719).
 """
 
 from __future__ import annotations

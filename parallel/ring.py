@@ -1,7 +1,7 @@
 """Ring attention: each rank keeps its queries, keys and values go round (arXiv:2310.01889).
 
-K and V travel as one message, into one of two buffers while the other is attended to. Partial results are merged by their
-log-sum-exp in fp32.
+K and V travel as one message, into one of two buffers while the other is attended to. Partial results are merged by
+their log-sum-exp in fp32.
 """
 
 from __future__ import annotations

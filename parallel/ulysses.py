@@ -1,7 +1,7 @@
 """Ulysses: tokens are sharded outside of attention, heads inside of it (DeepSpeed-Ulysses, arXiv:2309.14509).
 
-Heads are exchanged in groups: the next group is under way while the current one is attended to, and so is what comes back
-of the ones before.
+Heads are exchanged in groups: the next group is under way while the current one is attended to, and so is what comes
+back of the ones before.
 """
 
 from __future__ import annotations
@@ -79,6 +79,6 @@ class Ulysses:
         return self.local(q, k, v)[0] if q.numel() else q
 
     def _scatter(self, attended: torch.Tensor, out: torch.Tensor, heads: list[slice]) -> Exchange:
-        """Begins to bring each rank its tokens of `attended` [B, L, h, D], and others' heads into `out` [H, B, L, D]."""
+        """Begins to bring each rank its tokens of `attended` [B, L, h, D], and all heads into `out` [H, B, L, D]."""
         sends = [attended[:, span].permute(2, 0, 1, 3).contiguous() for span in spans(self.lengths)]
         return self.link.outgoing.all_to_all(sends, [out[span] for span in heads])

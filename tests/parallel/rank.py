@@ -1,0 +1,156 @@
+"""One rank: `python -m tests.parallel.rank WHAT WORLD RANK FOLDER` joins a world of gloo ranks and writes what it saw."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests.parallel.cases import BATCH, WIDTH, Case, cases, naive
+
+from raydiance.parallel.comm import Communicator, Exchange
+from raydiance.parallel.errors import ExchangeMisused, PeerLost
+from raydiance.parallel.groups import Groups, open_groups
+from raydiance.parallel.hybrid import strategy
+from raydiance.parallel.mesh import Layout, Mesh, Subgroup
+from raydiance.parallel.shards import spans
+
+DEADLINE_S = 60.0
+SHORT_DEADLINE_S = 2.0
+PAIR = (0, 1)
+
+
+def every_case(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """By case: the largest error against one rank, and how many bytes were sent. Ranks without a part in it leave it out."""
+    groups = open_groups(DEADLINE_S)
+    dist.new_group = refuse  # type: ignore[assignment]
+    seen = {case.id: one_case(case, groups, rank) for case in cases(world) if rank in case.mesh.subgroup.ranks}
+    groups.close()
+    return seen
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise AssertionError("a process group was made after the start")
+
+
+def one_case(case: Case, groups: Groups, rank: int) -> dict[str, float]:
+    q, k, v = case.whole(branch=case.mesh.coordinate(rank, "cfg"))
+    mine = spans(case.lengths)[case.mesh.sequence(rank).index(rank)]
+    attention = strategy(groups, case.mesh, rank, naive, case.lengths, case.head_groups)
+    before = groups.bytes_sent
+    out = attention(*(x[:, mine] for x in (q, k, v)))
+    groups.check_idle()
+    assert out.shape == q[:, mine].shape
+    assert out.dtype == case.dtype
+    expected = naive(q.float(), k.float(), v.float())[0][:, mine]
+    error = (out.float() - expected).abs().max().item() if out.numel() else 0.0
+    return {"error": error if error == error else float("inf"), "bytes": groups.bytes_sent - before}
+
+
+def misuse(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """By misuse: what was raised."""
+    groups = open_groups(DEADLINE_S)
+    comm, other = groups[PAIR].incoming, groups[PAIR].outgoing
+    sends, receives = [torch.ones(4) for _ in PAIR], [torch.zeros(4) for _ in PAIR]
+    seen = {}
+    exchange = comm.all_to_all(sends, receives)
+    seen["never"] = said(ExchangeMisused, groups.check_idle)
+    exchange.wait()
+    assert all(map(torch.equal, sends, receives))
+    groups.check_idle()
+    seen["twice"] = said(ExchangeMisused, exchange.wait)
+    seen["lists"] = said(ValueError, lambda: comm.all_to_all(sends[:1], receives))
+    seen["strides"] = said(ValueError, lambda: comm.ring(torch.ones(4, 4).t(), torch.ones(4, 4)))
+    seen["deadline"] = said(ValueError, lambda: type(comm)(PAIR, comm._group, 0))
+    seen["stranger"] = said(ValueError, lambda: type(comm)((1 - rank,), comm._group, 1))
+    with comm:
+        comm.ring(sends[0], receives[0]).wait()
+    seen["closed"] = said(ExchangeMisused, lambda: comm.ring(sends[0], receives[0]))
+    begun: list[Exchange] = []
+    seen["inside"] = said(RuntimeError, lambda: fail_inside(other, begun))  # is not hidden by what was never waited for
+    seen["never, at the end"] = said(ExchangeMisused, groups.close)
+    begun[0].wait()
+    return seen
+
+
+def fail_inside(comm: Communicator, begun: list[Exchange]) -> None:
+    with comm:
+        begun.append(comm.ring(torch.ones(4), torch.zeros(4)))
+        raise RuntimeError("inside")
+
+
+def said(error: type[Exception], call: Callable[[], object]) -> str:
+    try:
+        call()
+    except error as raised:
+        return str(raised)
+    raise AssertionError(f"no {error.__name__} was raised")
+
+
+def lost(rank: int, world: int, folder: Path, leave: Callable[[], None], large: bool, ring: bool) -> dict[str, Any]:
+    """Rank 1 leaves in mid-run; what does rank 0 say, and after how long?"""
+    groups = open_groups(SHORT_DEADLINE_S)
+    layout = Layout(ring=2) if ring else Layout(ulysses=2)
+    tokens = 4096 if large else 4
+    attention = strategy(groups, Mesh(Subgroup(0, 2), layout), rank, quick, (tokens, tokens), head_groups=2)
+    qkv = torch.ones(3, BATCH, tokens, 16, WIDTH)
+    attention(*qkv)
+    (folder / f"{rank}.pid").write_text(str(os.getpid()))
+    if rank == 1:
+        leave()
+    begin = time.monotonic()
+    try:
+        attention(*qkv)
+    except PeerLost as error:
+        after_s = time.monotonic() - begin
+        again = said(ExchangeMisused, lambda: attention(*qkv))
+        return {"said": str(error), "rank": error.rank, "peers": error.peers, "after_s": after_s, "again": again}
+    raise AssertionError("nothing was lost")
+
+
+def quick(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return v.contiguous(), v.sum(-1).transpose(1, 2)
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+WHAT: dict[str, Callable[[int, int, Path], dict[str, Any]]] = {
+    "cases": every_case,
+    "misuse": misuse,
+    "stops-ulysses": lambda *a: lost(*a, leave=stop, large=True, ring=False),
+    "stops-ring": lambda *a: lost(*a, leave=stop, large=False, ring=True),
+    "dies-ulysses": lambda *a: lost(*a, leave=die, large=False, ring=False),
+}
+
+
+def main(what: str, world: int, rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)  # memory that nobody wrote is NaN
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        world_size=world,
+        rank=rank,
+        timeout=timedelta(seconds=DEADLINE_S),
+    )
+    seen = WHAT[what](rank, world, folder)
+    (folder / f"{rank}.json").write_text(json.dumps(seen))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
