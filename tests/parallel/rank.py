@@ -1,12 +1,17 @@
-"""One rank: `python -m tests.parallel.rank WHAT WORLD RANK FOLDER` joins a world of gloo ranks and writes what it saw."""
+"""Worlds of gloo ranks: `python -m tests.parallel.rank FOLDER` runs them in turn; each rank writes what it saw.
+
+The ranks are forked, so that torch is imported once for all of them.
+"""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -25,11 +30,12 @@ from raydiance.parallel.shards import spans
 
 DEADLINE_S = 60.0
 SHORT_DEADLINE_S = 2.0
+LONGEST_S = 150  # for one world; machines are busy
 PAIR = (0, 1)
 
 
 def every_case(rank: int, world: int, folder: Path) -> dict[str, Any]:
-    """By case: the largest error against one rank, and how many bytes were sent. Ranks without a part in it leave it out."""
+    """By case in which the rank has a part: the largest error against one rank, and how many bytes were sent."""
     groups = open_groups(DEADLINE_S)
     dist.new_group = refuse  # type: ignore[assignment]
     seen = {case.id: one_case(case, groups, rank) for case in cases(world) if rank in case.mesh.subgroup.ranks}
@@ -103,7 +109,6 @@ def lost(rank: int, world: int, folder: Path, leave: Callable[[], None], large: 
     attention = strategy(groups, Mesh(Subgroup(0, 2), layout), rank, quick, (tokens, tokens), head_groups=2)
     qkv = torch.ones(3, BATCH, tokens, 16, WIDTH)
     attention(*qkv)
-    (folder / f"{rank}.pid").write_text(str(os.getpid()))
     if rank == 1:
         leave()
     begin = time.monotonic()
@@ -137,6 +142,10 @@ WHAT: dict[str, Callable[[int, int, Path], dict[str, Any]]] = {
 }
 
 
+LOST = ("stops-ulysses", "stops-ring", "dies-ulysses")
+WORLDS = (("cases", 2), ("cases", 4), ("misuse", 2), *((what, 2) for what in LOST))
+
+
 def poisoned(like: torch.Tensor, *shape: int, **options: Any) -> torch.Tensor:
     """Memory that nobody wrote is NaN."""
     return like.new_full(shape, float("nan"), **options)
@@ -145,17 +154,39 @@ def poisoned(like: torch.Tensor, *shape: int, **options: Any) -> torch.Tensor:
 def main(what: str, world: int, rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     torch.Tensor.new_empty = poisoned  # type: ignore[method-assign]
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        world_size=world,
-        rank=rank,
-        timeout=timedelta(seconds=DEADLINE_S),
-    )
-    seen = WHAT[what](rank, world, folder)
-    (folder / f"{rank}.json").write_text(json.dumps(seen))
-    dist.destroy_process_group()
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{folder}/store",
+            world_size=world,
+            rank=rank,
+            timeout=timedelta(seconds=DEADLINE_S),
+        )
+        (folder / f"{rank}.json").write_text(json.dumps(WHAT[what](rank, world, folder)))
+        dist.destroy_process_group()
+    except BaseException:
+        (folder / f"{rank}.error").write_text(traceback.format_exc())
+        raise
+
+
+def run(what: str, size: int, folder: Path) -> None:
+    """Writes how each rank ended, too; one that is stopped is killed when the others are done."""
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=main, args=(what, size, rank, folder), daemon=True) for rank in range(size)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks[:1] if what in LOST else ranks:
+        rank.join(LONGEST_S)
+    for rank in ranks:
+        if what in LOST:
+            rank.join(SHORT_DEADLINE_S)
+        rank.kill()
+        rank.join()
+    (folder / "ended.json").write_text(json.dumps([rank.exitcode for rank in ranks]))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    assert len(os.listdir("/proc/self/task")) == 1, "forked with threads running"
+    for what, size in WORLDS:
+        (folder := Path(sys.argv[1]) / f"{what}-{size}").mkdir()
+        run(what, size, folder)
