@@ -27,6 +27,7 @@ from raydiance.serve.complaints import complaints
 from raydiance.serve.errors import ConfigError
 
 Precision = Literal["float32", "bfloat16", "float16"]
+Attention = Literal["auto", "naive", "sdpa", "flex", "flash2", "flash3", "xformers"]
 
 
 DATABASES = ("sqlite:///", "postgresql://", "postgresql+psycopg://")
@@ -88,6 +89,7 @@ class DenoiserConfig(Section):
     max_batch_size: int = Field(8, ge=1, le=256)
     max_batch_tokens: int = Field(65_536, ge=1)
     max_active: int = Field(64, ge=1)
+    attention: Attention = Field("auto", description="the backend; one that is named is used, or refused at start")
     checkpoint_interval_s: float = Field(5.0, gt=0)
     progress_interval_s: float = Field(1.0, ge=0)
 

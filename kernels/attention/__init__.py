@@ -41,7 +41,7 @@ def attention(
         q: [B, L, H, D].
         k: [B, S, H, D], as v.
         backend: a name in `BACKENDS`, or `auto`.
-        causal: query i attends to keys 0 to i; L = S, since backends disagree on where the diagonal of another shape is.
+        causal: query i attends to keys 0 to i; only where L = S, since backends disagree on other shapes.
 
     Returns:
         out, [B, L, H, D] in q's dtype, and the natural logarithm of the sum of the exponentials of the scaled scores,

@@ -6,18 +6,21 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from ray import ObjectRef
 
+from raydiance.kernels import attention
 from raydiance.models import registry, resolve
+from raydiance.models.family import Attention
 from raydiance.serve.config import DenoiserConfig, ModelConfig
 from raydiance.serve.engine.engine import Engine
 from raydiance.serve.engine.loop import DenoisingLoop, Update
 from raydiance.serve.engine.pack import PackError, pack, unpack
 from raydiance.serve.engine.trajectory import Fixed, Trajectory
-from raydiance.serve.errors import CheckpointRefused
+from raydiance.serve.errors import CheckpointRefused, ConfigError
 from raydiance.serve.stages import refs
 from raydiance.serve.stages.messages import Checkpointed, Denoised, Previewed, StageEvent, Stepped, Work
 
@@ -25,15 +28,27 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class Denoiser:
-    """Serve deployment. The loop has its own thread; the event loop only carries messages."""
+    """Serve deployment. The loop has its own thread; the event loop only carries messages.
+
+    Raises:
+        ConfigError: the attention that is configured cannot be used here.
+    """
 
     def __init__(self, model: ModelConfig, config: DenoiserConfig, device: str) -> None:
         torch.set_num_threads(config.num_threads or os.cpu_count() or 1)
         folder = resolve.resolve(model.path, model.revision)
         self._config = config
         self._defaults = model.defaults
+        attend = configured_attention(model, config, device)
+
+        def build() -> Engine:
+            family = registry.load(folder, "denoise", model.id, model.load_options("denoise", device))
+            if attend is not None:
+                family.set_attention(attend)
+            return Engine(family)
+
         self._loop = DenoisingLoop(
-            lambda: Engine(registry.load(folder, "denoise", model.id, model.load_options("denoise", device))),
+            build,
             max_batch_size=config.max_batch_size,
             max_batch_tokens=config.max_batch_tokens,
         )
@@ -77,6 +92,22 @@ class Denoiser:
         """Serve replaces the replica when its loop has died."""
         if not self._loop.is_alive:
             raise RuntimeError("the denoising loop has ended")
+
+
+def configured_attention(model: ModelConfig, config: DenoiserConfig, device: str) -> Attention | None:
+    """For `Family.set_attention`; None where diffusers' own stays. The size of a head is checked when it is called.
+
+    Raises:
+        ConfigError: what is configured is missing, or cannot run on this device or in this dtype.
+    """
+    on = torch.device(device)
+    try:
+        name = attention.choose(config.attention, on, getattr(torch, model.dtype), None, False)
+    except attention.AttentionUnavailable as e:
+        raise ConfigError(f"denoiser.attention={config.attention} for model '{model.id}': {e}") from e
+    if config.attention == "auto" and name == "sdpa" and on.type == "cpu":
+        return None
+    return partial(attention.attend, backend=config.attention)
 
 
 def begin(engine: Engine, work: Work, encoded: list[Tensors], inputs: Tensors | None) -> Trajectory:

@@ -16,6 +16,7 @@ import torch
 from raydiance.models import registry, resolve
 from raydiance.models.guest import Guest
 from raydiance.serve.config import DenoiserConfig, ModelConfig
+from raydiance.serve.errors import ConfigError
 from raydiance.serve.stages import refs
 from raydiance.serve.stages.messages import Denoised, StageEvent, Stepped, Work
 
@@ -31,6 +32,8 @@ class GuestDenoiser:
 
     def __init__(self, model: ModelConfig, config: DenoiserConfig, device: str) -> None:
         torch.set_num_threads(config.num_threads or os.cpu_count() or 1)
+        if config.attention != "auto":
+            raise ConfigError(f"denoiser.attention={config.attention}: the guest '{model.id}' keeps its pipeline's own")
         folder = resolve.resolve(model.path, model.revision)
         self._config = config
         self._thread = ThreadPoolExecutor(1, "guest")  # all of torch's work in one thread: see DenoisingLoop
