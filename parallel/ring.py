@@ -10,23 +10,15 @@ from collections.abc import Sequence
 
 import torch
 
+from raydiance.kernels.attention import merge
 from raydiance.parallel.groups import Link
 from raydiance.parallel.ulysses import Local, check_qkv
-
-
-def merge(
-    out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention to the keys of both from attention to each: out [B, L, H, D], lse [B, H, L] → the same, in fp32."""
-    lse = torch.logaddexp(lse_a.float(), lse_b.float())
-    share_a, share_b = ((part.float() - lse).exp().transpose(1, 2).unsqueeze(-1) for part in (lse_a, lse_b))
-    return out_a.float() * share_a + out_b.float() * share_b, lse
 
 
 class Ring:
     """Args:
     link: to the ranks of the ring axis.
-    local: attends to one rank's keys; is not called without a query or a key.
+    local: attends to one rank's keys, and returns the log-sum-exp; is not called without a query or a key.
     lengths: how many tokens each of them holds, in their order; one of them at least holds some.
     """
 
@@ -54,8 +46,10 @@ class Ring:
             here, arriving = (self.lengths[(comm.index - step - late) % comm.size] for late in (0, 1))
             exchange = comm.ring(current[:here], following[:arriving]) if step + 1 < comm.size else None
             if here and q.numel():
-                part = self.local(q, *current[:here].permute(1, 2, 0, 3, 4))
-                result = part if result is None else merge(*result, *part)
+                out, lse = self.local(q, *current[:here].permute(1, 2, 0, 3, 4))
+                if lse is None:
+                    raise ValueError("ring attention needs a local attention that returns the log-sum-exp")
+                result = (out, lse) if result is None else merge(*result, out, lse)
             if exchange is not None:
                 exchange.wait()
                 current, following = following, current

@@ -14,8 +14,11 @@ from raydiance.parallel.comm import Exchange
 from raydiance.parallel.groups import Link
 from raydiance.parallel.shards import head_spans, spans
 
-Local = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""q, k, v [B, L, H, D] → out [B, L, H, D] and the log-sum-exp of the scores [B, H, L], fp32. Strides may be any."""
+Local = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
+"""q, k, v [B, L, H, D], of any strides → out [B, L, H, D], and the log-sum-exp of the scores, fp32 [B, H, L].
+
+Only a ring needs the second. `functools.partial(kernels.attention.attention, backend=…, with_lse=…)` is one.
+"""
 
 
 def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, num_tokens: int) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import dataclass
 
 import torch
 
+from raydiance.kernels.attention import attention
 from raydiance.parallel.mesh import Mesh, layouts
 from raydiance.parallel.shards import shard
+from raydiance.parallel.ulysses import Local
 
 BATCH, WIDTH = 2, 8
 
@@ -29,6 +32,13 @@ class Case:
     heads: int
     head_groups: int = 1
     dtype: torch.dtype = torch.float32
+    backend: str = "naive"  # the one here, or one of the kernels
+
+    @property
+    def local(self) -> Local:
+        if self.backend == "naive":
+            return naive
+        return functools.partial(attention, backend=self.backend, with_lse=self.mesh.layout.ring > 1)
 
     @property
     def id(self) -> str:
@@ -36,7 +46,8 @@ class Case:
         ranks = f"ranks{self.mesh.subgroup.start}-{self.mesh.subgroup.ranks[-1]}"
         degrees = f"cfg{layout.cfg}-ring{layout.ring}-ulysses{layout.ulysses}"
         tokens = "+".join(map(str, self.lengths))
-        return f"{ranks}-{degrees}-tokens{tokens}-heads{self.heads}-groups{self.head_groups}-{self.dtype}"
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{ranks}-{degrees}-tokens{tokens}-heads{self.heads}-groups{self.head_groups}-{dtype}-{self.backend}"
 
     def whole(self, branch: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, k and v of all tokens, of one guidance branch; scores are large enough for the merge to matter."""
@@ -69,7 +80,8 @@ def cases(world: int) -> list[Case]:
         for tokens, heads in itertools.product((shard(24, ranks), shard(13, ranks), shard(3, ranks), joint), (4, 5)):
             found.append(Case(mesh, tokens, heads))
         if mesh.layout.ulysses > 1:
-            some = itertools.product(((13, 4, 2), (13, 5, 3), (24, 3, 2), (24, 1, 4)))
-            found += [Case(mesh, shard(tokens, ranks), heads, groups) for ((tokens, heads, groups),) in some]
+            some = ((13, 4, 2), (13, 5, 3), (24, 3, 2), (24, 1, 4))
+            found += [Case(mesh, shard(tokens, ranks), heads, groups) for tokens, heads, groups in some]
         found += [Case(mesh, shard(13, ranks), 5, 2, dtype) for dtype in (torch.bfloat16, torch.float16)]
+        found += [Case(mesh, shard(tokens, ranks), 5, 2, backend="sdpa") for tokens in (24, 13, 3)]
     return list({case.id: case for case in found}.values())

@@ -50,7 +50,7 @@ def refuse(*_: object, **__: object) -> None:
 def one_case(case: Case, groups: Groups, rank: int) -> dict[str, float]:
     q, k, v = case.whole(branch=case.mesh.coordinate(rank, "cfg"))
     mine = spans(case.lengths)[case.mesh.sequence(rank).index(rank)]
-    attention = strategy(groups, case.mesh, rank, naive, case.lengths, case.head_groups)
+    attention = strategy(groups, case.mesh, rank, case.local, case.lengths, case.head_groups)
     before = groups.bytes_sent
     out = attention(*(x[:, mine] for x in (q, k, v)))
     groups.check_idle()
