@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import inspect
+from typing import Any
 
 import torch
 
@@ -11,12 +14,15 @@ def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, with_lse: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Not yet run on a GPU."""
-    from flash_attn_interface import flash_attn_func
-
-    if "return_attn_probs" not in inspect.signature(flash_attn_func).parameters:
-        out, lse, *_ = flash_attn_func(q, k, v, causal=causal)  # earlier ones give both always
-        return out, lse
-    if not with_lse:
-        return flash_attn_func(q, k, v, causal=causal), None
-    out, lse, *_ = flash_attn_func(q, k, v, causal=causal, return_attn_probs=True)
+    function, is_asked = _function()
+    if is_asked and not with_lse:
+        return function(q, k, v, causal=causal), None
+    out, lse, *_ = function(q, k, v, causal=causal, **({"return_attn_probs": True} if is_asked else {}))
     return out, lse
+
+
+@functools.cache
+def _function() -> tuple[Any, bool]:
+    """The function, and whether it has to be asked for the log-sum-exp; earlier ones give it always."""
+    function = importlib.import_module("flash_attn_interface").flash_attn_func
+    return function, "return_attn_probs" in inspect.signature(function).parameters

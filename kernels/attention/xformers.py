@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 import torch
 
 from raydiance.kernels.attention.registry import AttentionUnavailable
@@ -15,8 +18,7 @@ def attend(
     Raises:
         AttentionUnavailable: none of its operators can; it may be installed without any.
     """
-    from xformers import ops
-
+    ops: Any = importlib.import_module("xformers.ops")
     bias = ops.LowerTriangularMask() if causal else None
     try:
         if not with_lse:
