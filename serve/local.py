@@ -88,9 +88,10 @@ def start_local(
 
     if ray.is_initialized():
         raise RaydianceError("this process is connected to a Ray cluster already; call ray.shutdown() first")
-    # while Ray starts its daemons, and this process only waits
+    # while Ray and Serve start their processes, and this one only waits
     with_torch = ThreadPoolExecutor(1)
-    prepared = with_torch.submit(_prepare, config, folders)
+    imported = with_torch.submit(_import_application)
+    checked = with_torch.submit(_check_weights, config, folders)
     with_torch.shutdown(wait=False)
     keep_logs = False
     try:
@@ -106,7 +107,9 @@ def start_local(
             )
         preflight.check_gpus(config, int(ray.cluster_resources().get("GPU", 0)))
         on_phase("loading " + ", ".join(m.id for m in config.models))
-        prepared.result()
+        imported.result()
+        _start_serve(config)
+        checked.result()
         preflight.check_stores(config)
         _run(config)
         url = _url(config)
@@ -132,12 +135,26 @@ def _sigterm_kept() -> Iterator[None]:
         signal.signal(signal.SIGTERM, kept)
 
 
-def _prepare(config: Config, folders: Sequence[Path]) -> None:
-    """Imports the application, and looks at every weight's shape with the libraries that it has imported."""
+def _import_application() -> None:
     for name in ("app", "stages.text_encoder", "stages.denoiser", "stages.vae_decoder"):
         importlib.import_module(f"raydiance.serve.{name}")
+
+
+def _check_weights(config: Config, folders: Sequence[Path]) -> None:
     for model, folder in zip(config.models, folders, strict=True):
         preflight.check_weights(model, folder)
+
+
+def _start_serve(config: Config) -> None:
+    from ray import serve
+    from ray.serve.schema import LoggingConfig
+
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    serve.start(
+        proxy_location="HeadOnly",
+        http_options={"host": config.http.host, "port": config.http.port},
+        logging_config=LoggingConfig(log_level="WARNING"),
+    )
 
 
 def _run(config: Config) -> None:
@@ -147,12 +164,6 @@ def _run(config: Config) -> None:
 
     from raydiance.serve.app import build_app
 
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    serve.start(
-        proxy_location="HeadOnly",
-        http_options={"host": config.http.host, "port": config.http.port},
-        logging_config=LoggingConfig(log_level="WARNING"),
-    )
     target = serve.RunTarget(build_app(config), APP_NAME, "/", LoggingConfig(log_level="INFO"))
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 

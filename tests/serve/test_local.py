@@ -107,12 +107,11 @@ def _pickled(folder: Path) -> None:
 def test_weights_are_refused_before_a_replica_opens_them(
     damage: Callable[[Path], None], says: str, tmp_path: Path
 ) -> None:
+    """Exit code 2: what a replica says of them is 1, after Serve has tried for 47 seconds."""
     folder = save_wan(tmp_path / "wan")
     damage(folder)
-    began = time.monotonic()
     err = _refused(str(folder), cwd=tmp_path)
     assert re.search(f"model 'wan': .*{says}", err), err
-    assert time.monotonic() - began < 40  # a few on an idle machine; Serve takes 47 to give up a model
 
 
 def test_weights_of_a_component_from_elsewhere(tmp_path: Path) -> None:
