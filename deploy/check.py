@@ -13,6 +13,7 @@ from raydiance.models.checkup import Checkup, examine
 from raydiance.models.fit import Fit, fit
 from raydiance.models.spec import FieldError, Spec
 from raydiance.models.whole import check_whole
+from raydiance.serve.config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def check(
     known = profile.load(target) if target in profile.names() else None
     folder = known.folder if known else resolve.resolve(target)
     weights = {} if known else check_whole(folder, components or {})
-    card = registry.card(folder, known.name if known else folder.name)
+    card = registry.card(folder, known.name if known else ModelConfig(path=target).id)
     if card.is_guest:
         return Report(str(folder), card, weights, None, {}, None)
     spec = _spec(card, size, num_frames, num_inference_steps)

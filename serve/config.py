@@ -52,7 +52,9 @@ class ModelConfig(Section):
     components: dict[str, str] = Field({}, description="component -> folder or hub id that it comes from instead")
     offload: Offload = Field("none", description="group: weights wait in host memory; idle_expert: one of two does")
     device_map: str | None = Field(None, description="diffusers' own, such as balanced: a component over several GPUs")
-    defaults: dict[str, float] = Field({}, description="used where a request is silent: height, num_inference_steps, …")
+    defaults: dict[str, int | float] = Field(
+        {}, description="used where a request is silent: height, num_inference_steps, …"
+    )
     quantization: dict[str, dict[str, Any]] = Field({}, description="component -> {backend: torchao, …}, at load")
 
     @property

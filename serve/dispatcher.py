@@ -84,13 +84,14 @@ class Dispatcher:
     async def _take_up(self) -> None:
         """Begins every unfinished job that is not on its way here: left by a predecessor, or never told of.
 
-        One that was started MAX_ATTEMPTS times is failed: it takes its process down with it, or cannot be stored.
+        One that was started MAX_ATTEMPTS times is failed: it takes its process down with it, or cannot be stored. One
+        that a clean stop put back is queued, and is begun however often that was.
         """
         for listed in await asyncio.to_thread(self._jobs.unfinished, self._model.id):
             job = None if listed.id in self._walks else await self._lookup(listed.id)
             if job is None or job.state.is_final or job.id in self._walks:
                 continue
-            if job.attempt >= MAX_ATTEMPTS:
+            if job.attempt >= MAX_ATTEMPTS and job.state is JobState.IN_PROGRESS:
                 reason = self._reasons.pop(job.id, "the process that ran it died each time")
                 await self._fail(job.id, f"started {job.attempt} times and never finished: {reason}")
                 continue

@@ -29,6 +29,7 @@ from raydiance.serve import preflight, session
 from raydiance.serve.config import Config
 from raydiance.serve.errors import ConfigError, RaydianceError, Unavailable
 
+log = logging.getLogger(__name__)
 APP_NAME = "raydiance"
 OBJECT_STORE_BYTES = 512 << 20
 READY_TIMEOUT_S = 300.0
@@ -120,6 +121,7 @@ def start_local(
         raise
     finally:
         session.stop(keep_logs=keep_logs)
+        _put_back(config.storage.database)
         _close_database(config.storage.database)
 
 
@@ -192,6 +194,27 @@ def _failure() -> str | None:
     deployments = application.deployments.items()
     unhealthy = [f"{name}: {d.message}" for name, d in deployments if d.status != "HEALTHY" and d.message]
     return _reason(next(iter(unhealthy), application.message))
+
+
+def _put_back(url: str) -> None:
+    """Queues what the stop interrupted: it is no attempt that failed. An SQLite file has no other cluster's jobs."""
+    from sqlalchemy import make_url
+
+    from raydiance.serve.storage.job import JobState
+    from raydiance.serve.storage.jobs import JobStore
+
+    file = make_url(url).database if url.startswith("sqlite") else None
+    if file is None or not Path(file).exists():
+        return
+    jobs = JobStore(url)
+    try:
+        for job in jobs.unfinished():
+            if job.state is JobState.IN_PROGRESS:
+                jobs.requeue(job.id)
+    except Unavailable as e:  # the next start begins them as after a crash
+        log.warning("jobs in progress stay so: %s", e)
+    finally:
+        jobs.close()
 
 
 def _close_database(url: str) -> None:

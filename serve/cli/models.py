@@ -166,8 +166,8 @@ def _print_report(report: Report) -> None:
     card, checkup = report.card, report.checkup
     rows = {"model": card.id, "weights": report.source, "family": card.family, "tasks": ", ".join(card.tasks)}
     if report.weights:
-        total = sum(report.weights.values()) / GIB
-        rows["checked"] = f"{len(report.weights)} components, {total:.2f} GiB: whole, every name and shape right"
+        total = _memory(sum(report.weights.values()))
+        rows["checked"] = f"{len(report.weights)} components, {total}: whole, every name and shape right"
     if checkup is None:
         rows["costs"] = "not known of a guest: diffusers runs it whole"
         table(("", ""), rows.items())
@@ -179,18 +179,30 @@ def _print_report(report: Report) -> None:
     for stage in ("encode", "denoise", "decode"):
         needs = checkup.needs(stage)
         rows[stage] = (
-            f"{needs.parameters / 1e9:.3f} B parameters, {needs.weight_bytes / GIB:.2f} GiB of weights, "
-            f"{needs.peak_bytes / GIB:.2f} GiB of activations, {needs.flops / 1e12:,.2f} TFLOP"
+            f"{_count(needs.parameters)} parameters, {_memory(needs.weight_bytes)} of weights, "
+            f"{_memory(needs.peak_bytes)} of activations, {_work(needs.flops)}"
         )
     for gb, way in report.fits.items():
         rows[f"cards of {gb} GB"] = "does not fit" if way is None else _way(way)
     table(("", ""), rows.items())
 
 
+def _count(number: int) -> str:
+    return f"{number / 1e9:.1f} B" if number >= 1e9 else f"{number / 1e6:.2f} M" if number >= 1e4 else f"{number:,}"
+
+
+def _work(flops: int) -> str:
+    return f"{flops / 1e12:,.1f} TFLOP" if flops >= 1e11 else f"{flops / 1e9:.3f} GFLOP"
+
+
+def _memory(size: float) -> str:
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / 2**20:.1f} MiB"
+
+
 def _way(way: Fit) -> str:
     offload = "" if way.offload == "none" else f", offload: {way.offload}"
     split = "" if way.degree == 1 else f", the denoiser over {way.degree}"
-    return f"{way.gpus} GPU{'s' * (way.gpus > 1)}{split}{offload}, {way.peak_bytes / GIB:.1f} GiB on the fullest"
+    return f"{way.gpus} GPU{'s' * (way.gpus > 1)}{split}{offload}, {_memory(way.peak_bytes)} on the fullest"
 
 
 def _print_config(report: Report, gpu: int | None) -> None:

@@ -52,7 +52,7 @@ def test_a_good_folder(folder: Path) -> None:
     assert rows["checked"].startswith("3 components")
     assert rows["request"] == "text-to-video, 64x48, 9 frames, 6 steps"
     assert rows["tokens"] == "36, 12 rows of forwards"  # 3 frames of 3x4 tokens, two branches
-    assert "0.000 B" in rows["encode"]
+    assert rows["encode"].startswith("5,536 parameters")
     assert rows["cards of 24 GB"].startswith("1 GPU,")
 
 

@@ -210,6 +210,17 @@ async def test_a_job_that_never_finishes_is_failed_with_its_reason(
     assert "no space is left" in ended.error.message
 
 
+async def test_a_job_that_clean_stops_put_back_is_begun_however_often(build: Callable[..., House]) -> None:
+    house = build()
+    job = house.create()
+    for _ in range(module.MAX_ATTEMPTS + 1):
+        house.jobs.start(job.id)
+        house.jobs.requeue(job.id)
+    await house.start()
+    ended = await house.ended(job)
+    assert (ended.state, ended.attempt) == (JobState.COMPLETED, module.MAX_ATTEMPTS + 2)
+
+
 class Dying:
     """A denoiser whose replica dies `deaths` times, each time after its third checkpoint."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -11,6 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.servers import Server
+
+from raydiance.serve.storage.job import JobState
+from raydiance.serve.storage.jobs import JobStore
 
 LONG = {"prompt": "a circle", "height": 128, "width": 128, "num_frames": 17, "num_inference_steps": 200, "seed": 1}
 STOP_TIMEOUT_S = 10  # 3 on an idle machine; draining took 24
@@ -67,6 +71,8 @@ def test_a_job_that_was_stopped_goes_on_at_the_next_start(tmp_path: Path) -> Non
     first = Server(tmp_path, {"denoiser.progress_interval_s": 0.05}).wait_ready()
     job_id = busy(first, steps=60)
     assert first.stop() == 0
+    with contextlib.closing(JobStore(f"sqlite:///{tmp_path}/jobs.db")) as jobs:
+        assert jobs.get(job_id).state is JobState.QUEUED  # a clean stop is no attempt that failed
     second = Server(tmp_path).wait_ready()
     try:
         deadline = time.monotonic() + JOB_TIMEOUT_S
