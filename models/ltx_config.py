@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ class LTXConfig:
         _refuse(folder, index, transformer, vae)
         scaling = vae.get("spatio_temporal_scaling", (True,) * 4)
         halvings = sum(scaling) if not isinstance(scaling, bool) else scaling * (len(vae["layers_per_block"]) - 1)
-        sigmas = tuple(float(s) for s in _list(folder, own, "sigmas", []))
+        min_steps = 1 if scheduler.get("shift_terminal") is None else 2
+        sigmas = _sigmas(folder, own, min_steps)
         return cls(
             latent_channels=vae.get("latent_channels", 128),
             spatial_factor=vae.get("spatial_compression_ratio") or vae.get("patch_size", 4) * 2**halvings,
@@ -86,8 +88,8 @@ class LTXConfig:
             stg_blocks=_stg_blocks(folder, own, transformer),
             sigmas=sigmas,
             pads_text=connectors.get("video_connector_num_learnable_registers", 128) is None,
-            min_steps=1 if scheduler.get("shift_terminal") is None else 2,
-            max_sequence_length=own.get("max_sequence_length", 1024),
+            min_steps=min_steps,
+            max_sequence_length=_sequence_length(folder, own, connectors),
             defaults=_defaults(folder, own.get("defaults"), sigmas),
         )
 
@@ -153,12 +155,35 @@ def _stg_blocks(folder: Path, own: dict[str, Any], transformer: dict[str, Any]) 
         return ()
     blocks, layers = _list(folder, own, "spatio_temporal_guidance_blocks", [28]), transformer.get("num_layers", 48)
     for block in blocks:
-        if not 0 <= block < layers:
+        if type(block) is not int or not 0 <= block < layers:
             raise CheckpointError(
                 f"{folder}: spatio_temporal_guidance_blocks={blocks}: the transformer has blocks 0 to {layers - 1}; "
                 f"say in {OWN_FILE} which to skip, [] for none"
             )
     return tuple(blocks)
+
+
+def _sigmas(folder: Path, own: dict[str, Any], min_steps: int) -> tuple[float, ...]:
+    """Descending from at most 1 to above 0: to go from x0 to a velocity is to divide by them."""
+    sigmas = tuple(float(s) for s in _list(folder, own, "sigmas", []))
+    if not all(1 >= high > low for high, low in pairwise((*sigmas, 0.0))):
+        raise CheckpointError(f"{folder / OWN_FILE}: sigmas={list(sigmas)} must descend from 1 at most to above 0")
+    if 0 < len(sigmas) < min_steps:
+        raise CheckpointError(f"{folder / OWN_FILE}: sigmas={list(sigmas)}: shift_terminal needs {min_steps} or more")
+    return sigmas
+
+
+def _sequence_length(folder: Path, own: dict[str, Any], connectors: dict[str, Any]) -> int:
+    """Registers fill the text up in whole repetitions."""
+    names = ("video_connector_num_learnable_registers", "audio_connector_num_learnable_registers")
+    multiple = math.lcm(*(connectors.get(name, 128) or 1 for name in names))
+    value = own.get("max_sequence_length", 1024)
+    if type(value) is not int or value < 1 or value % multiple:
+        raise CheckpointError(
+            f"{folder / OWN_FILE}: max_sequence_length={value!r} must be a multiple of {multiple}, "
+            "the connectors' registers"
+        )
+    return value
 
 
 def _list(folder: Path, own: dict[str, Any], name: str, default: list[Any]) -> list[Any]:

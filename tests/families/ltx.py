@@ -1,4 +1,4 @@
-"""LTX-2.3: random weights of the real classes, video and sound."""
+"""LTX-2.3, its distilled kind and LTX-2.0: random weights of the real classes, video and sound."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from diffusers import (
@@ -17,7 +17,7 @@ from diffusers import (
     LTX2VideoTransformer3DModel,
 )
 from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
-from diffusers.pipelines.ltx2.vocoder import LTX2VocoderWithBWE
+from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder, LTX2VocoderWithBWE
 from tests.families.kit import Case, Model, picture
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration, PreTrainedTokenizerFast
@@ -29,6 +29,7 @@ WORDS = ["<pad>", "<bos>", "<unk>", "a", "the", "red", "blue", "black", "circle"
 MAX_SEQUENCE_LENGTH = 16
 LAYERS = 2
 SIGMAS = [1.0, 0.9, 0.7, 0.4]
+Kind = Literal["full", "distilled", "2.0"]
 TEXT_LAYERS, TEXT_WIDTH = 2, 16
 DEFAULTS = {"height": 64, "width": 96, "num_frames": 9, "fps": 8, "num_inference_steps": 4, "guidance_scale": 3.0}
 SCALES = {
@@ -43,21 +44,27 @@ SCALES = {
 PLAIN = {name: 1.0 if "guidance_scale" in name or "modality" in name else 0.0 for name in SCALES}
 
 
-def save_ltx(folder: Path, distilled: bool = False) -> Path:
-    """Writes the folder and returns it. Transformer: two blocks; every parameter random, or zeros would hide inputs."""
+def save_ltx(folder: Path, kind: Kind = "full") -> Path:
+    """Writes the folder and returns it. Transformer: two blocks; every parameter random, or zeros would hide inputs.
+
+    LTX-2.0 differs in what its blocks have, pads its text, conditions the VAE on a timestep and has a smaller vocoder.
+    """
+    old = kind == "2.0"
     torch.manual_seed(0)
     modules = {
         "text_encoder": _text_encoder(),
-        "connectors": _connectors(),
-        "transformer": _transformer(),
-        "vae": _vae(),
+        "connectors": _connectors(**(_OLD_CONNECTORS if old else {})),
+        "transformer": _transformer(**(_OLD_TRANSFORMER if old else {})),
+        "vae": _vae(timestep_conditioning=old),
         "audio_vae": _audio_vae(),
-        "vocoder": _vocoder(),
+        "vocoder": _old_vocoder() if old else _vocoder(),
     }
     for module in modules.values():
         _randomise(module)
+    as_is = {"use_dynamic_shifting": False, "shift_terminal": None}  # so diffusers publishes distilled checkpoints
+    shifted = {"use_dynamic_shifting": True, "shift_terminal": 0.1}
     scheduler = FlowMatchEulerDiscreteScheduler(
-        use_dynamic_shifting=True, base_shift=0.95, max_shift=2.05, base_image_seq_len=1024, shift_terminal=0.1
+        base_shift=0.95, max_shift=2.05, base_image_seq_len=1024, **(as_is if kind == "distilled" else shifted)
     )
     LTX2Pipeline(tokenizer=_tokenizer(), scheduler=scheduler, **modules).save_pretrained(folder)
     own: dict[str, Any] = {
@@ -65,7 +72,7 @@ def save_ltx(folder: Path, distilled: bool = False) -> Path:
         "spatio_temporal_guidance_blocks": [1],
         "defaults": DEFAULTS,
     }
-    (folder / "raydiance.json").write_text(json.dumps({**own, "sigmas": SIGMAS} if distilled else own))
+    (folder / "raydiance.json").write_text(json.dumps({**own, "sigmas": SIGMAS} if kind == "distilled" else own))
     return folder
 
 
@@ -105,54 +112,77 @@ def _text_encoder() -> Gemma3ForConditionalGeneration:
     return Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=vision, **indices))
 
 
-def _connectors() -> LTX2TextConnectors:
-    return LTX2TextConnectors(
-        caption_channels=TEXT_WIDTH,
-        text_proj_in_factor=TEXT_LAYERS + 1,
-        video_connector_num_attention_heads=2,
-        video_connector_attention_head_dim=8,
-        video_connector_num_layers=1,
-        video_connector_num_learnable_registers=8,
-        video_gated_attn=True,
-        audio_connector_num_attention_heads=2,
-        audio_connector_attention_head_dim=4,
-        audio_connector_num_layers=1,
-        audio_connector_num_learnable_registers=8,
-        audio_gated_attn=True,
-        connector_rope_base_seq_len=32,
-        rope_type="split",
-        per_modality_projections=True,
-        video_hidden_dim=16,
-        audio_hidden_dim=8,
-        proj_bias=True,
-    )
+_OLD_CONNECTORS: dict[str, Any] = {
+    "video_connector_num_learnable_registers": None,
+    "video_gated_attn": False,
+    "audio_connector_attention_head_dim": 8,
+    "audio_connector_num_learnable_registers": None,
+    "audio_gated_attn": False,
+    "rope_type": "interleaved",
+    "per_modality_projections": False,
+    "proj_bias": False,
+}
+_OLD_TRANSFORMER: dict[str, Any] = {
+    "gated_attn": False,
+    "cross_attn_mod": False,
+    "audio_gated_attn": False,
+    "audio_cross_attn_mod": False,
+    "rope_type": "interleaved",
+    "use_prompt_embeddings": True,
+    "perturbed_attn": False,
+}
 
 
-def _transformer() -> LTX2VideoTransformer3DModel:
-    return LTX2VideoTransformer3DModel(
-        in_channels=4,
-        out_channels=4,
-        num_attention_heads=2,
-        attention_head_dim=8,
-        cross_attention_dim=16,
-        gated_attn=True,
-        cross_attn_mod=True,
-        audio_in_channels=8,
-        audio_out_channels=8,
-        audio_num_attention_heads=2,
-        audio_attention_head_dim=4,
-        audio_cross_attention_dim=8,
-        audio_gated_attn=True,
-        audio_cross_attn_mod=True,
-        num_layers=LAYERS,
-        caption_channels=TEXT_WIDTH,
-        rope_type="split",
-        use_prompt_embeddings=False,
-        perturbed_attn=True,
-    )
+def _connectors(**changes: Any) -> LTX2TextConnectors:
+    config: dict[str, Any] = {
+        "caption_channels": TEXT_WIDTH,
+        "text_proj_in_factor": TEXT_LAYERS + 1,
+        "video_connector_num_attention_heads": 2,
+        "video_connector_attention_head_dim": 8,
+        "video_connector_num_layers": 1,
+        "video_connector_num_learnable_registers": 8,
+        "video_gated_attn": True,
+        "audio_connector_num_attention_heads": 2,
+        "audio_connector_attention_head_dim": 4,
+        "audio_connector_num_layers": 1,
+        "audio_connector_num_learnable_registers": 8,
+        "audio_gated_attn": True,
+        "connector_rope_base_seq_len": 32,
+        "rope_type": "split",
+        "per_modality_projections": True,
+        "video_hidden_dim": 16,
+        "audio_hidden_dim": 8,
+        "proj_bias": True,
+    }
+    return LTX2TextConnectors(**{**config, **changes})
 
 
-def _vae() -> AutoencoderKLLTX2Video:
+def _transformer(**changes: Any) -> LTX2VideoTransformer3DModel:
+    config: dict[str, Any] = {
+        "in_channels": 4,
+        "out_channels": 4,
+        "num_attention_heads": 2,
+        "attention_head_dim": 8,
+        "cross_attention_dim": 16,
+        "gated_attn": True,
+        "cross_attn_mod": True,
+        "audio_in_channels": 8,
+        "audio_out_channels": 8,
+        "audio_num_attention_heads": 2,
+        "audio_attention_head_dim": 4,
+        "audio_cross_attention_dim": 8,
+        "audio_gated_attn": True,
+        "audio_cross_attn_mod": True,
+        "num_layers": LAYERS,
+        "caption_channels": TEXT_WIDTH,
+        "rope_type": "split",
+        "use_prompt_embeddings": False,
+        "perturbed_attn": True,
+    }
+    return LTX2VideoTransformer3DModel(**{**config, **changes})
+
+
+def _vae(timestep_conditioning: bool) -> AutoencoderKLLTX2Video:
     return AutoencoderKLLTX2Video(
         latent_channels=4,
         block_out_channels=(8, 8, 8, 8),
@@ -165,7 +195,7 @@ def _vae() -> AutoencoderKLLTX2Video:
         downsample_type=("spatial", "temporal", "spatiotemporal", "spatiotemporal"),
         upsample_residual=(False, False, False),
         upsample_factor=(1, 1, 1),
-        timestep_conditioning=False,
+        timestep_conditioning=timestep_conditioning,
         patch_size=4,
         spatial_compression_ratio=32,
         temporal_compression_ratio=8,
@@ -193,6 +223,18 @@ def _vocoder() -> LTX2VocoderWithBWE:
         bwe_resnet_kernel_sizes=[3],
         bwe_resnet_dilations=[[1, 3]],
         num_mel_channels=16,
+    )
+
+
+def _old_vocoder() -> LTX2Vocoder:
+    return LTX2Vocoder(
+        in_channels=32,
+        hidden_channels=32,
+        upsample_kernel_sizes=[16, 15, 8, 4],
+        upsample_factors=[8, 5, 2, 2],
+        resnet_kernel_sizes=[3],
+        resnet_dilations=[[1, 3]],
+        output_sampling_rate=16000,
     )
 
 
@@ -227,7 +269,9 @@ MODELS = (
     ),
     Model(
         "ltx-distilled",
-        functools.partial(save_ltx, distilled=True),
+        functools.partial(save_ltx, kind="distilled"),
         (Case("t2v", spec(extra={}, guidance_scale=1.0, negative_prompt="")),),
     ),
 )
+OLD = Model("ltx-2.0", functools.partial(save_ltx, kind="2.0"), ())
+"""Of the same class of pipeline as LTX-2.3."""

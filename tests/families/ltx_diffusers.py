@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from diffusers import LTX2ImageToVideoPipeline, LTX2Pipeline
 from tests.families.kit import Case, Model
+from tests.families.ltx import PLAIN
 
 
 def pipeline_of(model: Model, case: Case) -> Any:
@@ -24,10 +25,7 @@ def run(model: Model, case: Case, output_type: str) -> tuple[Any, torch.Tensor]:
     """Video (latents [1, C, T, H, W] in the VAE's scale, or frames in [0, 1]) and sound (latents, or a waveform)."""
     spec, sigmas = case.spec, model.studio.denoiser.config.sigmas
     image = {} if case.inputs is None else {"image": case.inputs.image("first_frame")}
-    scales = dict(spec.extra) or {
-        **{"stg_scale": 0.0, "audio_stg_scale": 0.0, "modality_scale": 1.0, "audio_modality_scale": 1.0},
-        **{"guidance_rescale": 0.0, "audio_guidance_rescale": 0.0, "audio_guidance_scale": 1.0},
-    }
+    scales = {**PLAIN, **spec.extra}
     made: tuple[Any, torch.Tensor] = pipeline_of(model, case)(
         prompt=spec.prompt,
         negative_prompt=spec.negative_prompt,

@@ -1,4 +1,4 @@
-"""LTX-2.3 against diffusers 0.42's own pipelines: video and sound, latents and what is decoded."""
+"""LTX-2.3 and 2.0 against diffusers 0.42's own pipelines: video and sound, latents and what is decoded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.families.kit import Case
-from tests.families.ltx import LAYERS, MODELS, PLAIN, SCALES, SIGMAS, given, spec
+from tests.families.ltx import LAYERS, MODELS, OLD, PLAIN, SCALES, SIGMAS, given, spec
 from tests.families.ltx_diffusers import as_bytes, latents_as_theirs, run
 
 from raydiance.models.inputs import Inputs
@@ -33,6 +33,11 @@ CASES = {
     ),
     "i2v-plain": Case("", spec("image-to-video", extra=PLAIN, guidance_scale=1.0), given()),
 }
+
+
+def without_stg(scales):
+    """Of a checkpoint without spatio-temporal guidance."""
+    return {name: value for name, value in scales.items() if "stg" not in name}
 
 
 def test_a_scale_of_0_is_0():
@@ -68,8 +73,25 @@ def test_frames_and_waveform_are_those_of_diffusers(name):
     assert np.abs(audio.samples - sound[0].numpy()).max() <= SAME
 
 
+@pytest.mark.parametrize("task", ["text-to-video", "image-to-video"])
+def test_ltx_2_0_is_that_of_diffusers(task):
+    """Text with padding, a VAE that takes a timestep, no spatio-temporal guidance, another vocoder."""
+    case = Case("", spec(task, extra=without_stg(SCALES)), given() if task == "image-to-video" else None)
+    assert OLD.studio.denoiser.config.pads_text
+    assert OLD.studio.decoder.pipeline.vae.config.timestep_conditioning
+    latents = OLD.studio.latents(case)
+    for mine, theirs in zip(latents_as_theirs(OLD, case, latents), run(OLD, case, "latent"), strict=True):
+        assert (mine - theirs).abs().max() <= SAME
+    frames, sound = run(OLD, case, "np")
+    assert np.array_equal(OLD.studio.frames(case, latents), as_bytes(frames))
+    audio = OLD.studio.decoder.decode_audio(latents, case.spec)
+    assert audio.sample_rate == 16_000
+    assert np.abs(audio.samples - sound[0].numpy()).max() <= SAME
+
+
 def test_a_distilled_checkpoint_has_a_schedule_of_its_own():
     case = DISTILLED.cases[0]
+    assert DISTILLED.studio.denoiser.new_solver(case.spec).sigmas.tolist() == pytest.approx([*SIGMAS, 0.0])
     for mine, theirs in zip(
         latents_as_theirs(DISTILLED, case, DISTILLED.studio.latents(case)), run(DISTILLED, case, "latent"), strict=True
     ):
@@ -94,8 +116,43 @@ def test_a_distilled_checkpoint_has_a_schedule_of_its_own():
 def test_everything_counts(other):
     base = LTX.studio.latents(CASES["t2v"])
     changed = LTX.studio.latents(Case("", spec(**other)))
-    if changed.shape == base.shape:
-        assert (changed - base).abs().max() > 1e-4
+    if "fps" in other:  # the sound has another length
+        base, changed = (t[: LTX.studio.denoiser._split(base, CASES["t2v"].spec)[0].numel()] for t in (base, changed))
+    assert (changed - base).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("task", ["text-to-video", "image-to-video"])
+def test_rows_with_and_without_each_guidance_share_their_forwards(task):
+    """One forward of all prompts, one for each kind of guidance that a row has; each row as it is alone."""
+    studio, inputs, calls = LTX.studio, given() if task == "image-to-video" else None, []
+    cases = [
+        Case("", spec(task, extra=PLAIN, guidance_scale=1.0)),
+        Case("", spec(task, seed=1)),
+        Case("", spec(task, seed=2, extra={**PLAIN, "stg_scale": 1.0}, guidance_scale=1.0)),
+        Case("", spec(task, seed=3, extra={**PLAIN, "audio_modality_scale": 2.0})),
+    ]
+    together, engine = [studio.start(replace(case, inputs=inputs)) for case in cases], studio.engine()
+    assert len({engine.plan_item(t).key for t in together}) == 1
+    transformer = studio.denoiser.pipeline.transformer
+    hook = transformer.register_forward_pre_hook(
+        lambda _, __, given: calls.append(len(given["hidden_states"])), with_kwargs=True
+    )
+    try:
+        stepped = engine.step(together)
+    finally:
+        hook.remove()
+    assert calls == [2 + 4, 2, 2]
+    for one, alone in zip(stepped, together, strict=True):
+        assert (one.latents - engine.step([alone])[0].latents).abs().max() <= SAME
+
+
+@pytest.mark.parametrize("other", [{"fps": 9}, {"height": 96, "width": 64}], ids=str)
+def test_what_changes_positions_is_not_batched(other):
+    """Both have as many tokens as the first, of picture and of sound."""
+    studio, engine = LTX.studio, LTX.studio.engine()
+    one, another = (studio.start(Case("", spec(num_frames=1, **values))) for values in ({}, other))
+    assert one.latents.shape == another.latents.shape
+    assert engine.plan_item(one).key != engine.plan_item(another).key
 
 
 def test_sound_on_or_off_leaves_the_picture_alone():
@@ -124,12 +181,25 @@ def test_another_role_is_refused():
         LTX.studio.denoiser.conditioning(CASES["t2v"].spec, {})
 
 
-@pytest.mark.parametrize("name", ["t2v-plain", "i2v-plain"])
-def test_an_attention_from_outside_is_used_in_every_block(name):
-    studio, case, calls = LTX.studio, CASES[name], []
+ALONE, WITH_TEXT, TOGETHER = 2, 2, 2  # attentions of a block: of each to itself, to its text, to the other
+PERTURBED = 1  # blocks
+
+
+@pytest.mark.parametrize(
+    ("model", "case", "num_calls"),
+    [
+        (LTX, CASES["t2v-plain"], (ALONE + WITH_TEXT + TOGETHER) * LAYERS),
+        (LTX, CASES["i2v-plain"], (ALONE + WITH_TEXT + TOGETHER) * LAYERS),
+        (LTX, CASES["i2v"], (3 * (ALONE + WITH_TEXT) + 2 * TOGETHER) * LAYERS - ALONE * PERTURBED),
+        (OLD, Case("", spec(extra=without_stg(PLAIN), guidance_scale=1.0)), (ALONE + TOGETHER) * LAYERS),
+    ],
+    ids=["t2v", "i2v", "i2v-guided", "own-where-text-is-padded"],
+)
+def test_an_attention_from_outside_is_used_in_every_block(model, case, num_calls):
+    studio, shapes = model.studio, []
 
     def naive(q, k, v):
-        calls.append((q.shape[1], k.shape[1]))
+        shapes.append((q.shape[1], k.shape[1]))
         scores = torch.einsum("blhd,bshd->bhls", q, k) / q.shape[-1] ** 0.5
         return torch.einsum("bhls,bshd->blhd", scores.softmax(dim=-1), v)
 
@@ -139,11 +209,11 @@ def test_an_attention_from_outside_is_used_in_every_block(name):
         latents = studio.latents(case)
     finally:
         studio.denoiser.set_attention(None)
-    tokens, sound = studio.denoiser.config.latent_shape(case.spec), studio.denoiser.config.audio_shape(case.spec)[1]
-    video = tokens[1] * tokens[2] * tokens[3]
+    config = studio.denoiser.config
+    video, sound = np.prod(config.latent_shape(case.spec)[1:]), config.audio_shape(case.spec)[1]
+    between = {(video, video), (sound, sound), (video, sound), (sound, video)}
     text = studio.conditioning(case)["prompt_embeds"].shape[0]
-    block = {(video, video), (sound, sound), (video, text), (sound, text), (video, sound), (sound, video)}
-    assert set(calls) == block
-    assert len(calls) == len(block) * LAYERS * case.spec.num_inference_steps
+    assert set(shapes) == between | (set() if model is OLD else {(video, text), (sound, text)})
+    assert len(shapes) == num_calls * case.spec.num_inference_steps
     assert (latents - expected).abs().max() <= 1e-4
     assert torch.equal(studio.latents(case), expected)
