@@ -12,6 +12,8 @@ from raydiance.models.tiny import CHECKPOINT
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+INDEX = "model_index.json"
+_COMPONENTS = ("transformer", "unet", "vae", "text_encoder", "tokenizer", "scheduler", "connectors", "vocoder")
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -60,11 +62,22 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
         raise CheckpointError(f"{folder} has no {name}; a model is a folder in diffusers' format")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is no JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds a {type(value).__name__}, not an object")
+    if name == INDEX:
+        _check_index(path, value)
     return value
+
+
+def _check_index(path: Path, index: Mapping[str, Any]) -> None:
+    """Components are `[library, class]`, or `[null, null]` where there is none; settings are no lists."""
+    for name, value in index.items():
+        is_component = isinstance(value, list | dict) or name.startswith(_COMPONENTS)
+        is_pair = isinstance(value, list) and len(value) == 2 and all(isinstance(v, str | None) for v in value)
+        if is_component and value is not None and not is_pair and not name.startswith("_"):
+            raise CheckpointError(f"{path}: {name} must be [library, class], not {json.dumps(value)[:80]}")
 
 
 def component_folder(folder: Path, name: str, components: Mapping[str, str]) -> Path:

@@ -98,14 +98,17 @@ def start_local(
     try:
         on_phase("starting Ray")
         with _sigterm_kept():
-            context: Any = ray.init(
-                address="local",
-                num_cpus=_num_cpus(config),
-                include_dashboard=False,
-                object_store_memory=object_store_bytes,
-                logging_level=logging.ERROR,
-                log_to_driver=False,
-            )
+            try:
+                context: Any = ray.init(
+                    address="local",
+                    num_cpus=_num_cpus(config),
+                    include_dashboard=False,
+                    object_store_memory=object_store_bytes,
+                    logging_level=logging.ERROR,
+                    log_to_driver=False,
+                )
+            except Exception as e:  # Ray raises nothing more exact
+                raise Unavailable(f"Ray did not start on this machine, which may be busy; try again: {e}") from e
         preflight.check_gpus(config, int(ray.cluster_resources().get("GPU", 0)))
         on_phase("loading " + ", ".join(m.id for m in config.models))
         imported.result()

@@ -234,7 +234,9 @@ class Service:
         """Raises NotFound (no such job or sample), Conflict (not finished)."""
         job = await self.get(job_id)
         if not job.state.is_final:
-            raise Conflict(f"job {job_id} is {job.state.value} ({job.progress}%); its content comes when it completes")
+            raise Conflict(
+                f"job {job_id} is {job.state.value} ({job.progress}%); its content comes when it completes", "id"
+            )
         if job.state is not JobState.COMPLETED:
             raise NotFound(f"job {job_id} is {job.state.value} and has no content", "id")
         found = job.find(index, variant)

@@ -58,9 +58,7 @@ async def read_body(request: Request, limits: LimitsConfig) -> Body:
 
 def _parse_json(raw: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(
-            _decode(raw), parse_float=_finite, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys
-        )
+        value = json.loads(_decode(raw), object_pairs_hook=_unique_keys)
     except RecursionError:
         raise InvalidRequest(f"the JSON body is nested deeper than {MAX_DEPTH} levels") from None
     except ValueError as e:  # JSONDecodeError, and integers of more digits than Python reads
@@ -75,17 +73,6 @@ def _decode(raw: bytes) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError as e:
         raise InvalidRequest(f"the body is not valid UTF-8: byte {e.start} is 0x{raw[e.start]:02x}") from None
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise InvalidRequest(f"the JSON number {shorten(text)} is not finite")
-    return value
-
-
-def _refuse_constant(name: str) -> float:
-    raise InvalidRequest(f"the JSON body holds {name}, which is not a finite number")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -137,12 +124,14 @@ def _put(target: dict[str, Any], key: str, value: str, name: str) -> None:
 
 
 def _check_values(fields: dict[str, Any]) -> None:
-    """No text that a database cannot keep (NUL, lone surrogates), no nesting without end."""
+    """No text that a database cannot keep (NUL, lone surrogates), no NaN or infinity, no nesting without end."""
     waiting: list[tuple[str, Any, int]] = [("", fields, 0)]
     while waiting:
         path, value, depth = waiting.pop()
         if depth > MAX_DEPTH:
             raise InvalidRequest(f"the JSON body is nested deeper than {MAX_DEPTH} levels", shorten(path))
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidRequest(f"{shorten(path)}={value} is not a finite number", shorten(path))
         if isinstance(value, str):
             _check_text(path, value)
         elif isinstance(value, list):

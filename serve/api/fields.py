@@ -114,6 +114,9 @@ def _source(name: str, value: Any) -> Source:
         kind = KEYS[key]
     if not isinstance(value, str) or not value:
         raise InvalidRequest(f"{name} must be {form} (got {shown(value)})", name)
+    if kind == "url" and ":" not in value:
+        by_id = ', {"id": ID}' if name == "video" else ""
+        raise InvalidRequest(f"{name} must be {form}{by_id} (got {shown(value)})", name)
     return Source(b64=value) if kind == "b64" else Source(url=value)
 
 

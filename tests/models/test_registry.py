@@ -214,3 +214,25 @@ def test_what_the_hub_does_not_give_is_said(monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(CheckpointError, match=r"org/name at revision v1 .*no connection"):
         resolve("org/name", revision="v1")
+
+
+@pytest.mark.parametrize(
+    ("index", "says"),
+    [
+        ({"transformer": 5}, "transformer must be"),
+        ({"vae": []}, "vae must be"),
+        ({"scheduler": "x"}, "scheduler must be"),
+        ({"text_encoder": [1, 2]}, "text_encoder must be"),
+        ({"anything": ["one", "two", "three"]}, "anything must be"),
+    ],
+)
+def test_an_index_of_another_form_is_refused_by_name(folder, index, says):
+    edit(folder / "model_index.json", **index)
+    with pytest.raises(CheckpointError, match=says):
+        registry.check(folder)
+
+
+def test_json_that_is_nested_without_end_is_no_json(folder):
+    (folder / "model_index.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match="is no JSON"):
+        registry.check(folder)

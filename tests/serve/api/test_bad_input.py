@@ -201,9 +201,9 @@ def test_native_values(http: httpx.Client, refused: Refused, fields: dict[str, A
         (b"[1]", JSON, 400, ["object", "list"]),
         (b"null", JSON, 400, ["object"]),
         (b'{"prompt": "\xff"}', JSON, 400, ["UTF-8", "0xff"]),
-        (b'{"prompt": "a", "guidance_scale": NaN}', JSON, 400, ["NaN"]),
-        (b'{"prompt": "a", "guidance_scale": -Infinity}', JSON, 400, ["Infinity"]),
-        (b'{"prompt": "a", "guidance_scale": 1e999}', JSON, 400, ["1e999"]),
+        (b'{"prompt": "a", "guidance_scale": NaN}', JSON, 400, ["guidance_scale=nan"]),
+        (b'{"prompt": "a", "guidance_scale": -Infinity}', JSON, 400, ["guidance_scale=-inf"]),
+        (b'{"prompt": "a", "guidance_scale": 1e999}', JSON, 400, ["guidance_scale=inf"]),
         (b'{"prompt": "a", "seed": 1' + b"0" * 5000 + b"}", JSON, 400, ["not valid JSON"]),
         (b'{"prompt": "\\ud800"}', JSON, 400, ["surrogate"]),
         (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", JSON, 400, ["nested"]),
@@ -263,7 +263,14 @@ def test_files_where_none_or_one_is_taken(http: httpx.Client, refused: Refused, 
     fields = {"prompt": "a cat"}
     two = [("image[]", ("a.png", picture)), ("image[]", ("b.png", picture))]
     refused(http.post(EDITS, data=fields, files=two), 400, "image", "2 inputs of role 'init'", "the limit is 1")
-    refused(http.post(EDITS, json={**fields, "image": ["a", "b"]}), 400, "image", "2 inputs of role", "limit is 1")
+    refused(
+        http.post(EDITS, json={**fields, "image": ["https://a.test/a", "https://a.test/b"]}),
+        400,
+        "image",
+        "2 inputs of role",
+        "limit is 1",
+    )
+    refused(http.post(EDITS, json={**fields, "image": "a"}), 400, "image", "must be a file, a URL")
     refused(http.post(EDITS, data=fields), 400, "image", "required")
     both = {"image": ("a.png", picture), "mask": ("b.png", picture)}
     refused(http.post(EDITS, data=fields, files=both), 400, "mask", "takes no mask")
@@ -279,20 +286,3 @@ def test_keys_that_are_none(http: httpx.Client, refused: Refused, key: str) -> N
     headers = {"Idempotency-Key": key.encode("latin-1")}
     answer = http.post(JOBS, json={"prompt": "a cat"}, headers=headers)
     refused(answer, 400, "Idempotency-Key", "1 to 255")
-
-
-@pytest.mark.parametrize(
-    ("path", "field", "meant"),
-    [
-        (GENERATIONS, "promt", "prompt"),
-        (GENERATIONS, "steps", "num_inference_steps"),
-        (VIDEOS, "inputreference", "input_reference"),
-        (VIDEOS, "num_frame", "num_frames"),
-        (JOBS, "firstframe", "first_frame"),
-        (JOBS, "hight", "height"),
-    ],
-)
-def test_what_was_meant(http: httpx.Client, refused: Refused, path: str, field: str, meant: str) -> None:
-    answer = http.post(path, json={"prompt": "a cat", field: "x"})
-    refused(answer, 400, field, f"unknown parameter '{field}'; did you mean '{meant}'?")
-    assert answer.json()["error"]["code"] == "unknown_parameter"

@@ -161,10 +161,11 @@ def test_sources_that_are_not_to_be_had(
         return http.post(path, json={"prompt": "a cat", "video": video})
 
     waiting = http.post(VIDEOS, json={"prompt": "hang"}).json()["id"]
-    refused(send({"id": waiting}), 409, None, "its content comes when it completes")
+    refused(send({"id": waiting}), 409, "video", "its content comes when it completes")
     http.delete(f"/v1/videos/{waiting}")
     failed = http.post(VIDEOS, json={"prompt": "fail"}).json()["id"]
     server.until(failed)
+    refused(send("video_nope"), 400, "video", '{"id": ID}')
     refused(send({"id": failed}), 404, "video", "has no content")
     image = http.post(JOBS, json={"prompt": "a cat", "image": url(picture, "image/png"), "num_frames": 1}).json()["id"]
     refused(send({"id": image}), 404, "video", "is an image")
