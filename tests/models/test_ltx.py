@@ -8,11 +8,13 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from tests.families.kit import Case
+from tests.families.kit import Case, Studio
 from tests.families.ltx import LAYERS, MODELS, OLD, PLAIN, SCALES, SIGMAS, given, spec
 from tests.families.ltx_diffusers import as_bytes, latents_as_theirs, run
 
+from raydiance.models import registry
 from raydiance.models.inputs import Inputs
+from raydiance.models.options import LoadOptions
 from raydiance.models.spec import FieldError
 
 LTX, DISTILLED = MODELS
@@ -217,3 +219,20 @@ def test_an_attention_from_outside_is_used_in_every_block(model, case, num_calls
     assert len(shapes) == num_calls * case.spec.num_inference_steps
     assert (latents - expected).abs().max() <= 1e-4
     assert torch.equal(studio.latents(case), expected)
+
+
+@pytest.mark.parametrize("model", [LTX, OLD], ids=lambda m: m.name)
+def test_in_bfloat16_every_stage_runs_and_stays_near(model):
+    options = LoadOptions(dtype="bfloat16")
+    stages = [registry.load(model.folder, stage, "ltx", options) for stage in ("encode", "denoise", "decode")]
+    studio, extra = Studio(*stages), PLAIN if model is LTX else without_stg(PLAIN)
+    assert studio.denoiser.pipeline.transformer.dtype == torch.bfloat16
+    case = Case("", spec("image-to-video", extra=extra, guidance_scale=1.0), given())
+    latents, expected = studio.latents(case), model.studio.latents(case)
+    assert latents.dtype == torch.float32
+    assert 0 < (latents - expected).abs().max() <= 0.2
+    frames, exact = (s.frames(case, expected).astype(int) for s in (studio, model.studio))
+    assert np.abs(frames - exact).mean() <= 2
+    sound, exact = (s.decoder.decode_audio(expected, case.spec).samples for s in (studio, model.studio))
+    assert (sound.dtype, sound.shape) == (np.float32, exact.shape)
+    assert np.abs(sound - exact).mean() <= 0.02 * np.abs(exact).max()
