@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
@@ -82,7 +83,13 @@ class Remote:
         return data
 
     def submit(self, request: dict[str, Any]) -> dict[str, Any]:
-        return self._json("POST", "/v1/jobs", json=request)
+        """The accepted job. A Ctrl-C meanwhile cancels it before it is passed on, if it got there."""
+        headers = {"Idempotency-Key": uuid.uuid4().hex}
+        try:
+            return self._json("POST", "/v1/jobs", json=request, headers=headers)
+        except KeyboardInterrupt:  # by its key the job is found, or else made, and never runs on unseen
+            self.cancel(self._json("POST", "/v1/jobs", json=request, headers=headers)["id"])
+            raise
 
     def job(self, job_id: str) -> dict[str, Any]:
         return self._json("GET", _path(job_id))

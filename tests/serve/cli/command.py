@@ -10,7 +10,11 @@ from pathlib import Path
 
 from PIL import Image
 
-START = "from raydiance.serve.cli import main, remote; remote.DEFAULT_URL = {url!r}; main()"
+# as a terminal starts it: what a shell runs in the background inherits that Ctrl-C is ignored
+START = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from raydiance.serve.cli import main, remote; remote.DEFAULT_URL = {url!r}; main()"
+)
 PROMPT = "a large red circle moves right on a white background"
 UNREACHABLE = "http://127.0.0.1:9"
 

@@ -141,7 +141,7 @@ def long_job(server: Server, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         time.sleep(0.1)
     yield process
     process.kill()
-    process.wait()
+    process.communicate()  # closes its pipes too
 
 
 def test_ctrl_c_cancels_the_job(server: Server, long_job: subprocess.Popen[str], tmp_path: Path) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from tests.serve.cli.command import PROMPT, UNREACHABLE, run, start
+from tests.servers import Server
 
 from raydiance.serve.cli.remote import Remote, parse_sse
 from raydiance.serve.errors import RaydianceError
@@ -122,3 +124,30 @@ def test_generate_beside_a_server_of_something_else_starts_and_stops_its_own(tmp
     assert out.split() == ["a.png"]
     assert f"no Raydiance server at {url}: starting one" in err
     assert not (tmp_path / "unused").exists()
+
+
+def test_an_interrupt_while_a_job_is_sent_cancels_it(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote, sent = Remote(server.url), []
+    with contextlib.closing(remote._http):
+        made = _interrupted_while_sent(remote, sent, monkeypatch)
+    assert sent[:3] == ["/v1/jobs", "/v1/jobs", f"/v1/jobs/{made['id']}/cancel"]
+    assert made["status"] == "cancelled"
+
+
+def _interrupted_while_sent(remote: Remote, sent: list[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The one job that there is afterwards."""
+    send = remote._request
+
+    def interrupted(method: str, path: str, **kwargs: Any) -> Any:
+        answer = send(method, path, **kwargs)
+        sent.append(path)
+        if len(sent) == 1:  # it was accepted, and nobody has read that
+            raise KeyboardInterrupt
+        return answer
+
+    before = {job["id"] for job in remote.jobs(100)["data"]}
+    monkeypatch.setattr(remote, "_request", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        remote.submit({"prompt": "x", "width": 128, "height": 128, "num_frames": 17, "num_inference_steps": 200})
+    [made] = [job for job in remote.jobs(100)["data"] if job["id"] not in before]
+    return made
