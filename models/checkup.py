@@ -18,13 +18,13 @@ from raydiance.models.card import ModelCard
 from raydiance.models.family import Stage
 from raydiance.models.footprint import META, Cost, count_parameters, measure
 from raydiance.models.ltx_guidance import Scales
+from raydiance.models.own import read_own
 from raydiance.models.resolve import CheckpointError, component_folder, read_json
 from raydiance.models.shapes import TEXT_TOKENS, Shape, decode_call, denoise_call, encode_call
 from raydiance.models.spec import Spec
 from raydiance.models.weights import DTYPES
 from raydiance.models.whole import class_named, with_weights
 
-OWN_FILE = "raydiance.json"
 STAGES: tuple[Stage, ...] = ("encode", "denoise", "decode")
 _STAGE_OF: Mapping[str, Stage] = {"text_encoder": "encode", "connectors": "encode", "transformer": "denoise"}
 """What a component's name begins with, to its stage; every other component with weights is decoded with."""
@@ -171,12 +171,11 @@ def _group_bytes(module: torch.nn.Module) -> int:
 
 
 def _shape(folder: Path, spec: Spec, card: ModelCard, dtype: torch.dtype) -> Shape:
-    own = read_json(folder, OWN_FILE) if (folder / OWN_FILE).is_file() else {}
     return Shape(
         rows=spec.height // card.spatial_factor,
         cols=spec.width // card.spatial_factor,
         frames=(spec.num_frames - 1) // card.temporal_factor + 1,
-        text_tokens=own.get("max_sequence_length", TEXT_TOKENS[card.family]),
+        text_tokens=read_own(folder).get("max_sequence_length", TEXT_TOKENS[card.family]),
         seconds=spec.num_frames / spec.fps,
         references=1 if spec.task == "image-edit" else 0,
         batch=2 if card.family in _BOTH_BRANCHES_AT_ONCE and card.uses_negative(spec) else 1,

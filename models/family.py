@@ -70,11 +70,23 @@ class Family(Protocol):
     def conditioning(
         self, spec: Spec, prompt: Tensors, negative: Tensors | None = None, inputs: Tensors | None = None
     ) -> Tensors:
-        """What `encode_prompts` and `encode_inputs` gave, merged into what a `Row` takes.
+        """What `encode_prompts` and `encode_inputs` gave, merged into what a `Row` takes: the negative prompt's tensors
+        have `negative_` before their names.
 
         Raises ValueError where the spec needs a part (see `ModelCard.uses_negative`) that is not given.
         """
-        ...
+        merged = dict(prompt)
+        if self.card.uses_negative(spec):
+            if negative is None:
+                scales = ", ".join(f"{n}={self.card.value(spec, n)}" for n in self.card.cfg_parameters)
+                raise ValueError(f"{scales} needs the negative prompt's tensors")
+            merged |= {f"negative_{name}": tensor for name, tensor in negative.items()}
+        if accepts := self.card.accepts(spec.task):
+            if inputs is None:
+                roles = " or ".join(f"'{a.role}'" for a in accepts)
+                raise ValueError(f"{spec.task} needs what encode_inputs makes of its inputs of role {roles}")
+            merged |= inputs
+        return merged
 
     # -- stage "encode"
     def encode_prompts(self, texts: Sequence[str]) -> list[Tensors]:

@@ -68,22 +68,6 @@ class Flux(Family):
         self.pipeline = FluxPipeline(**parts)
         self._solver = functools.lru_cache(MAX_SOLVERS)(self._new_solver)
 
-    # -- any stage
-
-    def conditioning(
-        self, spec: Spec, prompt: Tensors, negative: Tensors | None = None, inputs: Tensors | None = None
-    ) -> Tensors:
-        merged = dict(prompt)
-        if self.card.uses_negative(spec):
-            if negative is None:
-                raise ValueError(f"true_cfg_scale={spec.extra['true_cfg_scale']} needs the negative prompt's tensors")
-            merged |= {f"negative_{name}": tensor for name, tensor in negative.items()}
-        if needed := self.card.accepts(spec.task):
-            if inputs is None:
-                raise ValueError(f"{spec.task} needs what was made of its input of role '{needed[0].role}'")
-            merged |= inputs
-        return merged
-
     # -- stage "encode"
 
     @torch.no_grad()

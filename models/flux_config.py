@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from raydiance.models.autoencoder_config import read_autoencoder
 from raydiance.models.card import Defaults, ModelCard, Parameter
+from raydiance.models.own import own_defaults, own_length, read_own
 from raydiance.models.resolve import CheckpointError, read_json
 from raydiance.models.spec import Task
 
-OWN_FILE = "raydiance.json"
-"""Optional, beside model_index.json: `max_sequence_length` (tokens) and `defaults` (any of `card.Defaults`)."""
 MAX_SEQUENCE_LENGTH = 512  # diffusers' pipelines refuse more
 _GUIDED = Defaults(
     height=1024, width=1024, num_frames=1, fps=1, num_inference_steps=28, guidance_scale=3.5, strength=0.6
@@ -41,18 +41,17 @@ class FluxConfig:
         """Raises CheckpointError for a variant of FLUX that is not served."""
         index = read_json(folder, "model_index.json")
         transformer = read_json(folder, "transformer/config.json")
-        vae = read_json(folder, "vae/config.json")
-        own = read_json(folder, OWN_FILE) if (folder / OWN_FILE).is_file() else {}
-        _refuse_transformer(folder / "transformer/config.json", transformer, vae.get("latent_channels"))
-        _refuse_vae(folder / "vae/config.json", vae)
+        own = read_own(folder)
+        channels, factor = read_autoencoder(folder)
+        _refuse_transformer(folder / "transformer/config.json", transformer, channels)
         has_guidance = bool(transformer.get("guidance_embeds", False))
         return cls(
             edits=index.get("_class_name") == "FluxKontextPipeline",
             has_guidance=has_guidance,
-            latent_channels=vae["latent_channels"],
-            spatial_factor=2 ** (len(vae["block_out_channels"]) - 1),
-            max_sequence_length=_sequence_length(folder, own),
-            defaults=_defaults(folder, own, _GUIDED if has_guidance else _DISTILLED),
+            latent_channels=channels,
+            spatial_factor=factor,
+            max_sequence_length=own_length(folder, own, MAX_SEQUENCE_LENGTH),
+            defaults=own_defaults(folder, own, _GUIDED if has_guidance else _DISTILLED),
         )
 
     def card(self, model_id: str) -> ModelCard:
@@ -97,33 +96,3 @@ def _refuse_transformer(file: Path, transformer: dict[str, Any], latent_channels
         )
     if transformer.get("out_channels") not in (None, channels):
         raise CheckpointError(f"{file}: out_channels={transformer['out_channels']} must be in_channels={channels}")
-
-
-def _refuse_vae(file: Path, vae: dict[str, Any]) -> None:
-    if vae.get("_class_name") != "AutoencoderKL":
-        raise CheckpointError(f"{file} is of a {vae.get('_class_name')}; only AutoencoderKL is supported")
-    blocks = vae.get("block_out_channels")
-    if not isinstance(blocks, list) or not blocks:
-        raise CheckpointError(f"{file}: block_out_channels={blocks!r} must be a list, one number a level")
-    for name in ("scaling_factor", "shift_factor"):
-        if type(vae.get(name)) not in (int, float):
-            raise CheckpointError(f"{file}: {name}={vae.get(name)!r} must be a number")
-
-
-def _sequence_length(folder: Path, own: dict[str, Any]) -> int:
-    value = own.get("max_sequence_length", MAX_SEQUENCE_LENGTH)
-    if type(value) is not int or not 1 <= value <= MAX_SEQUENCE_LENGTH:
-        raise CheckpointError(
-            f"{folder / OWN_FILE}: max_sequence_length={value!r} must be a whole number from 1 to {MAX_SEQUENCE_LENGTH}"
-        )
-    return value
-
-
-def _defaults(folder: Path, own: dict[str, Any], base: Defaults) -> Defaults:
-    try:
-        defaults = replace(base, **own.get("defaults", {}))
-        if not all(type(v) in (int, float) for v in asdict(defaults).values()):
-            raise TypeError(f"all of {own['defaults']} must be numbers")
-        return defaults
-    except TypeError as error:
-        raise CheckpointError(f"{folder / OWN_FILE}: defaults: {error}") from error

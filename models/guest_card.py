@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydiance.models.card import Defaults, ModelCard, Parameter
+from raydiance.models.own import own_defaults, read_own
 from raydiance.models.resolve import CheckpointError, read_json
 from raydiance.models.spec import Task
 
 if TYPE_CHECKING:
     from raydiance.models.family import Stage
 
-OWN_FILE = "raydiance.json"
-"""Optional, beside model_index.json: `defaults` (of `card.Defaults`)."""
 Signature = Mapping[str, inspect.Parameter]
 CALLED_WITH = ("prompt", "num_inference_steps", "generator", "output_type", "callback_on_step_end")
 NOT_BROUGHT = ("mask_image", "control_image", "control_video", "video", "mask", "conditions", "audio")
@@ -130,15 +128,9 @@ def _number(call: Signature, name: str) -> float | None:
 
 
 def _defaults(folder: Path, call: Signature, temporal: int) -> Defaults:
-    own = read_json(folder, OWN_FILE).get("defaults") if (folder / OWN_FILE).is_file() else None
-    if own is not None:
-        try:
-            defaults = Defaults(**own)
-            if not all(type(v) in (int, float) for v in asdict(defaults).values()):
-                raise TypeError(f"all of {own} must be numbers")
-            return defaults
-        except TypeError as error:
-            raise CheckpointError(f"{folder / OWN_FILE}: defaults: {error}") from error
+    own = read_own(folder)
+    if "defaults" in own:
+        return own_defaults(folder, own, None)
     is_video = "num_frames" in call
     height, width = (VIDEO_HEIGHT, VIDEO_WIDTH) if is_video else _image_size(folder)
     rate = next((v for name in FRAME_RATES if (v := _number(call, name)) is not None), FPS)

@@ -70,22 +70,6 @@ class HiDream(Family):
         self.pipeline = HiDreamImagePipeline(**parts)
         self._solver = functools.cache(self._new_solver)
 
-    # -- any stage
-
-    def conditioning(
-        self, spec: Spec, prompt: Tensors, negative: Tensors | None = None, inputs: Tensors | None = None
-    ) -> Tensors:
-        merged = dict(prompt)
-        if self.card.uses_negative(spec):
-            if negative is None:
-                raise ValueError(f"guidance_scale={spec.guidance_scale} needs the negative prompt's tensors")
-            merged |= {f"negative_{name}": tensor for name, tensor in negative.items()}
-        if needed := self.card.accepts(spec.task):
-            if inputs is None:
-                raise ValueError(f"{spec.task} needs what was made of its input of role '{needed[0].role}'")
-            merged["image_latents"] = inputs["image_latents"]
-        return merged
-
     # -- stage "encode"
 
     @torch.no_grad()

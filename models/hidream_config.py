@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from raydiance.models.autoencoder_config import read_autoencoder
 from raydiance.models.card import Defaults, ModelCard
+from raydiance.models.own import own_defaults, own_length, read_own
 from raydiance.models.resolve import CheckpointError, read_json
 
-OWN_FILE = "raydiance.json"
-"""Optional, beside model_index.json: `max_sequence_length` (tokens) and `defaults` (any of `card.Defaults`)."""
 ELSEWHERE = ("text_encoder_4", "tokenizer_4")
 """Components that the published repositories leave to Llama's own."""
 MAX_SEQUENCE_LENGTH = 128  # diffusers' default, on which the models were trained
@@ -42,20 +42,18 @@ class HiDreamConfig:
     def read(cls, folder: Path) -> HiDreamConfig:
         """Raises CheckpointError for a variant of HiDream that is not served."""
         transformer = read_json(folder, "transformer/config.json")
-        vae = read_json(folder, "vae/config.json")
         scheduler = read_json(folder, "scheduler/scheduler_config.json")
-        own = read_json(folder, OWN_FILE) if (folder / OWN_FILE).is_file() else {}
-        _refuse_vae(folder / "vae/config.json", vae)
-        _refuse_transformer(folder / "transformer/config.json", transformer, vae["latent_channels"])
-        factor = 2 ** (len(vae["block_out_channels"]) - 1)
+        own = read_own(folder)
+        channels, factor = read_autoencoder(folder)
+        _refuse_transformer(folder / "transformer/config.json", transformer, channels)
         side = transformer.get("max_resolution", (128, 128))[0]
         base = replace(_variant(scheduler), height=side * factor, width=side * factor)
         return cls(
-            latent_channels=vae["latent_channels"],
+            latent_channels=channels,
             spatial_factor=factor,
             max_resolution=side,
-            max_sequence_length=_sequence_length(folder, own),
-            defaults=_defaults(folder, own, base),
+            max_sequence_length=own_length(folder, own, MAX_SEQUENCE_LENGTH),
+            defaults=own_defaults(folder, own, base),
         )
 
     @property
@@ -121,35 +119,3 @@ def _refuse_transformer(file: Path, transformer: dict[str, Any], latent_channels
             f"{file}: max_resolution={sides!r} must be an even number, twice; editing models (HiDream-E1) have others "
             "and are not supported"
         )
-
-
-def _refuse_vae(file: Path, vae: dict[str, Any]) -> None:
-    if vae.get("_class_name") != "AutoencoderKL":
-        raise CheckpointError(f"{file} is of a {vae.get('_class_name')}; only AutoencoderKL is supported")
-    blocks, channels = vae.get("block_out_channels"), vae.get("latent_channels")
-    if not isinstance(blocks, list) or not blocks:
-        raise CheckpointError(f"{file}: block_out_channels={blocks!r} must be a list, one number a level")
-    if type(channels) is not int:
-        raise CheckpointError(f"{file}: latent_channels={channels!r} must be a whole number")
-    for name in ("scaling_factor", "shift_factor"):
-        if type(vae.get(name)) not in (int, float):
-            raise CheckpointError(f"{file}: {name}={vae.get(name)!r} must be a number")
-
-
-def _sequence_length(folder: Path, own: dict[str, Any]) -> int:
-    value = own.get("max_sequence_length", MAX_SEQUENCE_LENGTH)
-    if type(value) is not int or not 1 <= value <= MAX_SEQUENCE_LENGTH:
-        raise CheckpointError(
-            f"{folder / OWN_FILE}: max_sequence_length={value!r} must be a whole number from 1 to {MAX_SEQUENCE_LENGTH}"
-        )
-    return value
-
-
-def _defaults(folder: Path, own: dict[str, Any], base: Defaults) -> Defaults:
-    try:
-        defaults = replace(base, **own.get("defaults", {}))
-        if not all(type(v) in (int, float) for v in asdict(defaults).values()):
-            raise TypeError(f"all of {own['defaults']} must be numbers")
-        return defaults
-    except TypeError as error:
-        raise CheckpointError(f"{folder / OWN_FILE}: defaults: {error}") from error

@@ -78,22 +78,6 @@ class LTX(Family):
         self._solver = functools.lru_cache(MAX_SOLVERS)(self._new_solver)
         self._masks_text = True
 
-    # -- any stage
-
-    def conditioning(
-        self, spec: Spec, prompt: Tensors, negative: Tensors | None = None, inputs: Tensors | None = None
-    ) -> Tensors:
-        merged = dict(prompt)
-        if self.card.uses_negative(spec):
-            if negative is None:
-                raise ValueError(f"guidance_scale={spec.guidance_scale} needs the negative prompt's tensors")
-            merged |= {f"negative_{name}": tensor for name, tensor in negative.items()}
-        if needed := self.card.accepts(spec.task):
-            if inputs is None:
-                raise ValueError(f"{spec.task} needs what was made of its input of role '{needed[0].role}'")
-            merged |= inputs
-        return merged
-
     # -- stage "encode"
 
     @torch.no_grad()

@@ -1,21 +1,22 @@
-"""What an LTX-2 checkpoint's JSON files say, and the card that follows from them. No torch."""
+"""What an LTX-2 checkpoint's JSON files say, and the card that follows from them. No torch.
+
+`raydiance.json` may also say `sigmas` (the schedule of a distilled checkpoint, as diffusers' argument of that name: it
+goes through the scheduler's own shift) and `spatio_temporal_guidance_blocks` (numbers of the transformer's blocks).
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from raydiance.models.card import Defaults, ModelCard, Parameter
+from raydiance.models.own import OWN_FILE, own_defaults, read_own
 from raydiance.models.resolve import CheckpointError, read_json
 from raydiance.models.spec import Spec
 
-OWN_FILE = "raydiance.json"
-"""Optional, beside model_index.json: `sigmas` (the schedule of a distilled checkpoint, as diffusers' argument of that
-name: it goes through the scheduler's own shift), `spatio_temporal_guidance_blocks` (numbers of the transformer's
-blocks), `max_sequence_length` (tokens) and `defaults` (of `card.Defaults`)."""
 _DEFAULTS = Defaults(height=512, width=768, num_frames=121, fps=24, num_inference_steps=30, guidance_scale=3.0)
 _DIFFUSERS_MULTIPLE = 32  # LTX2Pipeline.check_inputs refuses other heights and widths
 _CLASSES = {
@@ -71,12 +72,13 @@ class LTXConfig:
         transformer = read_json(folder, "transformer/config.json")
         vae, audio = read_json(folder, "vae/config.json"), read_json(folder, "audio_vae/config.json")
         connectors, scheduler = read_json(folder, "connectors/config.json"), read_json(folder, _SCHEDULER)
-        own = read_json(folder, OWN_FILE) if (folder / OWN_FILE).is_file() else {}
+        own = read_own(folder)
         _refuse(folder, index, transformer, vae)
         scaling = vae.get("spatio_temporal_scaling", (True,) * 4)
         halvings = sum(scaling) if not isinstance(scaling, bool) else scaling * (len(vae["layers_per_block"]) - 1)
         min_steps = 1 if scheduler.get("shift_terminal") is None else 2
         sigmas = _sigmas(folder, own, min_steps)
+        distilled: dict[str, Any] = {"num_inference_steps": len(sigmas), "guidance_scale": 1.0} if sigmas else {}
         return cls(
             latent_channels=vae.get("latent_channels", 128),
             spatial_factor=vae.get("spatial_compression_ratio") or vae.get("patch_size", 4) * 2**halvings,
@@ -90,7 +92,7 @@ class LTXConfig:
             pads_text=connectors.get("video_connector_num_learnable_registers", 128) is None,
             min_steps=min_steps,
             max_sequence_length=_sequence_length(folder, own, connectors),
-            defaults=_defaults(folder, own.get("defaults"), sigmas),
+            defaults=replace(own_defaults(folder, own, _DEFAULTS), **distilled),
         )
 
     def card(self, model_id: str) -> ModelCard:
@@ -191,15 +193,3 @@ def _list(folder: Path, own: dict[str, Any], name: str, default: list[Any]) -> l
     if not isinstance(values, list) or any(type(v) not in (int, float) for v in values):
         raise CheckpointError(f"{folder / OWN_FILE}: {name}={values!r} must be a list of numbers")
     return values
-
-
-def _defaults(folder: Path, values: dict[str, Any] | None, sigmas: tuple[float, ...]) -> Defaults:
-    try:
-        defaults = Defaults(**{**asdict(_DEFAULTS), **(values or {})})
-        if sigmas:
-            defaults = Defaults(**{**asdict(defaults), "num_inference_steps": len(sigmas), "guidance_scale": 1.0})
-        if not all(type(v) in (int, float) for v in asdict(defaults).values()):
-            raise TypeError(f"all of {values} must be numbers")
-        return defaults
-    except TypeError as error:
-        raise CheckpointError(f"{folder / OWN_FILE}: defaults: {error}") from error

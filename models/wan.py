@@ -79,23 +79,6 @@ class Wan(Family):
         self.pipeline = WanPipeline(**parts, **models)
         self._solvers: dict[int, Solver] = {}
 
-    # -- any stage
-
-    def conditioning(
-        self, spec: Spec, prompt: Tensors, negative: Tensors | None = None, inputs: Tensors | None = None
-    ) -> Tensors:
-        merged = dict(prompt)
-        if self.card.uses_negative(spec):
-            if negative is None:
-                raise ValueError(f"guidance_scale={spec.guidance_scale} needs the negative prompt's tensors")
-            merged["negative_prompt_embeds"] = negative["prompt_embeds"]
-        if accepts := self.card.accepts(spec.task):
-            if inputs is None:
-                roles = ", ".join(a.role for a in accepts)
-                raise ValueError(f"{spec.task} needs what encode_inputs makes of its inputs ({roles})")
-            merged |= inputs
-        return merged
-
     # -- stage "encode"
 
     @torch.no_grad()

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from raydiance.models.card import Defaults
+from raydiance.models.own import OWN_FILE, own_defaults, read_own
 from raydiance.models.resolve import CheckpointError, read_json
 
 if TYPE_CHECKING:
     from raydiance.models.family import Stage
 
-OWN_FILE = "raydiance.json"
-"""Optional, beside model_index.json: `max_sequence_length` (tokens) and `defaults` (of `card.Defaults`)."""
 TEXT_TOKENS = 512
 """Where an image encoder's tokens come before the prompt's, diffusers tells them apart by this number."""
 _IMAGE_ENCODERS = ("CLIPVisionModel", "CLIPVisionModelWithProjection")
@@ -70,7 +69,7 @@ class WanConfig:
         file = f"{experts[0]}/config.json"
         transformer = read_json(folder, file)
         vae = read_json(folder, "vae/config.json")
-        own = read_json(folder, OWN_FILE) if (folder / OWN_FILE).is_file() else {}
+        own = read_own(folder)
         expands = bool(index.get("expand_timesteps", False))
         config = cls(
             kind="text" if expands else _KINDS.get(str(index.get("_class_name")), "text"),
@@ -84,7 +83,7 @@ class WanConfig:
             temporal_factor=_count(folder / "vae/config.json", vae, "scale_factor_temporal", 4),
             max_positions=_count(folder / file, transformer, "rope_max_seq_len", 1024),
             max_sequence_length=_count(folder / OWN_FILE, own, "max_sequence_length", 512),
-            own_defaults=_defaults(folder, own.get("defaults")),
+            own_defaults=own_defaults(folder, own, None) if "defaults" in own else None,
         )
         _refuse(folder, config, index, transformer, vae)
         return config
@@ -203,15 +202,3 @@ def _triple(file: Path, values: Any) -> tuple[int, int, int]:
         raise CheckpointError(f"{file}: patch_size={values!r} must be three positive integers")
     time, height, width = values
     return time, height, width
-
-
-def _defaults(folder: Path, values: dict[str, Any] | None) -> Defaults | None:
-    if values is None:
-        return None
-    try:
-        defaults = Defaults(**values)
-        if not all(type(v) in (int, float) for v in asdict(defaults).values()):
-            raise TypeError(f"all of {values} must be numbers")
-        return defaults
-    except TypeError as error:
-        raise CheckpointError(f"{folder / OWN_FILE}: defaults: {error}") from error

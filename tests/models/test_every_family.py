@@ -45,10 +45,10 @@ def first_of_each_task(model: Model) -> list[Case]:
 
 @pytest.mark.parametrize("family", {type(m.studio.denoiser) for m in MODELS}, ids=lambda f: f.__name__)
 def test_no_method_is_left_to_the_protocol(family):
-    """It has bodies that do nothing, and no type checker tells."""
-    optional = {"num_tokens", "decode_audio"}
+    """Most of its bodies do nothing, and no type checker tells."""
+    optional = {"num_tokens", "decode_audio", "conditioning"}
     methods = {name for name, value in vars(Family).items() if inspect.isfunction(value) and name[0] != "_"} - optional
-    assert len(methods) == 10
+    assert len(methods) == 9
     for name in methods:
         assert getattr(family, name) is not getattr(Family, name), name
 
