@@ -18,17 +18,15 @@ from diffusers import (
     WanVACEPipeline,
     WanVACETransformer3DModel,
 )
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tests.families.words import t5_tokenizer, vocabulary
 from transformers import (
     CLIPImageProcessor,
     CLIPVisionConfig,
     CLIPVisionModelWithProjection,
-    PreTrainedTokenizerFast,
     UMT5Config,
     UMT5EncoderModel,
 )
 
-WORDS = ["<pad>", "</s>", "<unk>", "a", "the", "red", "blue", "black", "circle", "square", "moves", "left", "over"]
 MAX_SEQUENCE_LENGTH = 12
 BOTH = ("transformer", "transformer_2")
 SCHEDULERS = {
@@ -64,9 +62,11 @@ def save_wan(
             vae.encoder.conv_out.weight.mul_(32.0)  # random, it tells one picture from another by hundredths
     by_channels = pipeline is WanImageToVideoPipeline and not expand_timesteps
     transformers = {name: _transformer(pipeline is WanVACEPipeline, by_channels, embedded_frames) for name in experts}
-    config = UMT5Config(vocab_size=len(WORDS), d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, dropout_rate=0.0)
+    config = UMT5Config(
+        vocab_size=len(vocabulary()), d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, dropout_rate=0.0
+    )
     pipe = pipeline(
-        tokenizer=_tokenizer(),
+        tokenizer=t5_tokenizer(),
         text_encoder=UMT5EncoderModel(config),
         vae=vae,
         scheduler=SCHEDULERS[scheduler],
@@ -176,12 +176,3 @@ def _image_encoder() -> dict[str, Any]:
         "image_encoder": CLIPVisionModelWithProjection(config),
         "image_processor": CLIPImageProcessor(size={"shortest_edge": 28}, crop_size=side),
     }
-
-
-def _tokenizer() -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", padding_side="right"
-    )

@@ -17,14 +17,13 @@ from diffusers import (
     FluxTransformer2DModel,
 )
 from tests.families.kit import Case, Model, picture
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import CLIPTextConfig, CLIPTextModel, PreTrainedTokenizerFast, T5Config, T5EncoderModel
+from tests.families.words import t5_tokenizer, vocabulary
+from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
 from raydiance.models.card import Defaults
 from raydiance.models.inputs import Inputs
 from raydiance.models.spec import Spec
 
-WORDS = ["<pad>", "</s>", "<unk>", "a", "the", "red", "blue", "black", "circle", "square", "moves", "left", "over"]
 MAX_SEQUENCE_LENGTH = 12
 LAYERS, SINGLE_LAYERS = 2, 2
 
@@ -79,7 +78,7 @@ def save_flux(folder: Path, kind: str) -> Path:
         use_post_quant_conv=False,
     )
     clip = CLIPTextConfig(
-        vocab_size=len(WORDS),
+        vocab_size=len(vocabulary()),
         hidden_size=16,
         intermediate_size=32,
         num_hidden_layers=2,
@@ -88,7 +87,7 @@ def save_flux(folder: Path, kind: str) -> Path:
         eos_token_id=1,
         pad_token_id=0,
     )
-    t5 = T5Config(vocab_size=len(WORDS), d_model=24, d_kv=8, d_ff=32, num_layers=2, num_heads=2)
+    t5 = T5Config(vocab_size=len(vocabulary()), d_model=24, d_kv=8, d_ff=32, num_layers=2, num_heads=2)
     text_encoder, text_encoder_2 = CLIPTextModel(clip), T5EncoderModel(t5)
     for module in (transformer, vae, text_encoder, text_encoder_2):
         _disturb(module)
@@ -96,9 +95,9 @@ def save_flux(folder: Path, kind: str) -> Path:
         scheduler=made.scheduler,
         vae=vae,
         text_encoder=text_encoder,
-        tokenizer=_tokenizer(model_max_length=77),
+        tokenizer=t5_tokenizer(model_max_length=77),
         text_encoder_2=text_encoder_2,
-        tokenizer_2=_tokenizer(model_max_length=512),
+        tokenizer_2=t5_tokenizer(model_max_length=512),
         transformer=transformer,
     )
     pipeline.save_pretrained(folder, safe_serialization=True)
@@ -112,20 +111,6 @@ def _disturb(module: torch.nn.Module) -> None:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
-
-
-def _tokenizer(model_max_length: int) -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        padding_side="right",
-        model_max_length=model_max_length,
-    )
 
 
 def spec(task: str, kind: str, *, true_cfg_scale: float = 1.0, **values: Any) -> Spec:

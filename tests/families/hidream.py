@@ -17,13 +17,12 @@ from diffusers import (
     UniPCMultistepScheduler,
 )
 from tests.families.kit import Case, Model, picture
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tests.families.words import t5_tokenizer, vocabulary
 from transformers import (
     CLIPTextConfig,
     CLIPTextModelWithProjection,
     LlamaConfig,
     LlamaForCausalLM,
-    PreTrainedTokenizerFast,
     T5Config,
     T5EncoderModel,
 )
@@ -31,7 +30,6 @@ from transformers import (
 from raydiance.models.inputs import Inputs
 from raydiance.models.spec import Spec
 
-WORDS = ["<pad>", "</s>", "<unk>", "a", "the", "red", "blue", "black", "circle", "square", "moves", "left", "over"]
 MAX_SEQUENCE_LENGTH = 12
 MAX_RESOLUTION = 16
 """Latents a side: with the VAE's factor of 2, 32x32 pixels, or about as many in another shape."""
@@ -81,10 +79,10 @@ def save_hidream(folder: Path, kind: str, *, llama: Path | None = None) -> Path:
         use_quant_conv=False,
         use_post_quant_conv=False,
     )
-    t5 = T5Config(vocab_size=len(WORDS), d_model=24, d_kv=8, d_ff=32, num_layers=2, num_heads=2)
+    t5 = T5Config(vocab_size=len(vocabulary()), d_model=24, d_kv=8, d_ff=32, num_layers=2, num_heads=2)
     text_encoder_4 = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(WORDS),
+            vocab_size=len(vocabulary()),
             hidden_size=16,
             intermediate_size=32,
             num_hidden_layers=3,
@@ -104,7 +102,7 @@ def save_hidream(folder: Path, kind: str, *, llama: Path | None = None) -> Path:
     }
     for module in components.values():
         _disturb(module)
-    tokenizers = {f"tokenizer{n}": _tokenizer() for n in ("", "_2", "_3", "_4")}
+    tokenizers = {f"tokenizer{n}": t5_tokenizer(model_max_length=512) for n in ("", "_2", "_3", "_4")}
     pipeline = HiDreamImagePipeline(scheduler=SCHEDULERS[kind], **components, **tokenizers)
     if llama is not None:
         text_encoder_4.save_pretrained(llama, safe_serialization=True)
@@ -117,7 +115,7 @@ def save_hidream(folder: Path, kind: str, *, llama: Path | None = None) -> Path:
 
 def _clip(projection_dim: int) -> CLIPTextModelWithProjection:
     config = CLIPTextConfig(
-        vocab_size=len(WORDS),
+        vocab_size=len(vocabulary()),
         hidden_size=16,
         intermediate_size=32,
         num_hidden_layers=2,
@@ -136,20 +134,6 @@ def _disturb(module: torch.nn.Module) -> None:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
-
-
-def _tokenizer() -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        padding_side="right",
-        model_max_length=512,
-    )
 
 
 def spec(task: str, kind: str, **values: Any) -> Spec:

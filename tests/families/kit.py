@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from raydiance.kernels.attention import attend
 from raydiance.models import registry
 from raydiance.models.card import ModelCard
 from raydiance.models.family import Family
@@ -28,6 +29,9 @@ from raydiance.serve.engine.trajectory import Trajectory
 
 torch.set_num_threads(1)  # sums in the same order everywhere, and the machine's other cores are left alone
 _FOLDERS = tempfile.TemporaryDirectory(prefix="raydiance-families-")
+
+
+naive_attention = functools.partial(attend, backend="naive")
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:

@@ -19,13 +19,13 @@ from diffusers import (
 from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
 from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder, LTX2VocoderWithBWE
 from tests.families.kit import Case, Model, picture
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import Gemma3Config, Gemma3ForConditionalGeneration, PreTrainedTokenizerFast
+from tests.families.words import vocabulary, word_tokenizer
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from raydiance.models.inputs import Inputs
 from raydiance.models.spec import Spec
 
-WORDS = ["<pad>", "<bos>", "<unk>", "a", "the", "red", "blue", "black", "circle", "square", "moves", "left", "over"]
+SPECIAL = ("<pad>", "<bos>", "<unk>")
 MAX_SEQUENCE_LENGTH = 16
 LAYERS = 2
 SIGMAS = [1.0, 0.9, 0.7, 0.4]
@@ -66,7 +66,11 @@ def save_ltx(folder: Path, kind: Kind = "full") -> Path:
     scheduler = FlowMatchEulerDiscreteScheduler(
         base_shift=0.95, max_shift=2.05, base_image_seq_len=1024, **(as_is if kind == "distilled" else shifted)
     )
-    LTX2Pipeline(tokenizer=_tokenizer(), scheduler=scheduler, **modules).save_pretrained(folder)
+    LTX2Pipeline(
+        tokenizer=word_tokenizer(SPECIAL, "<bos> $A", bos_token="<bos>", padding_side="left"),
+        scheduler=scheduler,
+        **modules,
+    ).save_pretrained(folder)
     own: dict[str, Any] = {
         "max_sequence_length": MAX_SEQUENCE_LENGTH,
         "spatio_temporal_guidance_blocks": [1],
@@ -88,7 +92,7 @@ def _randomise(module: torch.nn.Module) -> None:
 
 def _text_encoder() -> Gemma3ForConditionalGeneration:
     text = {
-        "vocab_size": len(WORDS),
+        "vocab_size": len(vocabulary(SPECIAL)),
         "hidden_size": TEXT_WIDTH,
         "intermediate_size": 32,
         "num_hidden_layers": TEXT_LAYERS,
@@ -235,15 +239,6 @@ def _old_vocoder() -> LTX2Vocoder:
         resnet_kernel_sizes=[3],
         resnet_dilations=[[1, 3]],
         output_sampling_rate=16000,
-    )
-
-
-def _tokenizer() -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", unk_token="<unk>", padding_side="left"
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.families.flux import LAYERS, MAX_SEQUENCE_LENGTH, SINGLE_LAYERS, given, spec
 from tests.families.flux_diffusers import CASES, MODEL, case_of, edit, model_of
+from tests.families.kit import naive_attention
 
 from raydiance.models import registry
 
@@ -89,8 +90,7 @@ def test_an_attention_from_outside_is_used_in_every_block(name):
 
     def naive(q, k, v):
         calls.append((q.shape[1], k.shape[1], v.shape[1]))
-        scores = torch.einsum("blhd,bshd->bhls", q, k) / q.shape[-1] ** 0.5
-        return torch.einsum("bhls,bshd->blhd", scores.softmax(dim=-1), v)
+        return naive_attention(q, k, v)
 
     expected = studio.latents(case)
     try:

@@ -12,7 +12,7 @@ import torch
 from diffusers import FlowMatchLCMScheduler, HiDreamImagePipeline, HiDreamImageTransformer2DModel
 from tests.families import hidream
 from tests.families.hidream import LAYERS, MAX_RESOLUTION, MAX_SEQUENCE_LENGTH, SINGLE_LAYERS, given, spec
-from tests.families.kit import Case, Model, Studio
+from tests.families.kit import Case, Model, Studio, naive_attention
 
 from raydiance.models import registry
 from raydiance.models.hidream_attention import Processor
@@ -214,8 +214,7 @@ def test_an_attention_from_outside_is_used_in_every_block(height, width, guidanc
 
     def naive(q, k, v):
         calls.append((q.shape[0], q.shape[1], k.shape[1]))
-        scores = torch.einsum("blhd,bshd->bhls", q, k) / q.shape[-1] ** 0.5
-        return torch.einsum("bhls,bshd->blhd", scores.softmax(dim=-1), v)
+        return naive_attention(q, k, v)
 
     expected = studio.latents(case)
     try:

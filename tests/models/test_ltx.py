@@ -8,7 +8,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from tests.families.kit import Case, Studio
+from tests.families.kit import Case, Studio, naive_attention
 from tests.families.ltx import LAYERS, MODELS, OLD, PLAIN, SCALES, SIGMAS, given, spec
 from tests.families.ltx_diffusers import as_bytes, latents_as_theirs, run
 
@@ -202,8 +202,7 @@ def test_an_attention_from_outside_is_used_in_every_block(model, case, num_calls
 
     def naive(q, k, v):
         shapes.append((q.shape[1], k.shape[1]))
-        scores = torch.einsum("blhd,bshd->bhls", q, k) / q.shape[-1] ** 0.5
-        return torch.einsum("bhls,bshd->blhd", scores.softmax(dim=-1), v)
+        return naive_attention(q, k, v)
 
     expected = studio.latents(case)
     try:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from tests.checkpoints import MAX_SEQUENCE_LENGTH
+from tests.families.kit import naive_attention
 from tests.studio import IMAGE, TRAINED, make_spec, studio_of
 
 from raydiance.models import registry, wan
@@ -104,8 +105,7 @@ def test_an_attention_from_outside_is_used_in_every_block(task):
 
     def naive(q, k, v):
         calls.append((q.shape[1], k.shape[1]))
-        scores = torch.einsum("blhd,bshd->bhls", q, k) / q.shape[-1] ** 0.5
-        return torch.einsum("bhls,bshd->blhd", scores.softmax(dim=-1), v)
+        return naive_attention(q, k, v)
 
     spec = make_spec(task)
     expected = studio.latents(spec)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.families.kit import Studio
+from tests.families.kit import Studio, naive_attention
 from tests.families.wan import I2V_A14B, MODELS, T2V_A14B
 
 from raydiance.models import registry, wan_experts
@@ -159,8 +159,7 @@ def test_an_attention_from_outside_is_used_in_both_experts(model):
 
     def naive(q, k, v):
         calls.append(k.shape[1])
-        scores = torch.einsum("blhd,bshd->bhls", q, k) / q.shape[-1] ** 0.5
-        return torch.einsum("bhls,bshd->blhd", scores.softmax(dim=-1), v)
+        return naive_attention(q, k, v)
 
     expected = studio.latents(case)
     try:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.families.kit import clip, picture
+from tests.families.kit import clip, naive_attention, picture
 from tests.families.wan import FIRST, I2V_A14B, LAST, MASK, MODELS, REFERENCES, VACE, VACE_2_2, spec
 from tests.families.wan import FLF2V_2_1 as FLF2V
 from tests.families.wan import I2V_2_1 as I2V_1
@@ -143,8 +143,7 @@ def test_an_attention_from_outside_is_used_for_embedded_frames_too(model, case):
 
     def naive(q, k, v):
         calls.append(k.shape[1])
-        scores = torch.einsum("blhd,bshd->bhls", q, k) / q.shape[-1] ** 0.5
-        return torch.einsum("bhls,bshd->blhd", scores.softmax(dim=-1), v)
+        return naive_attention(q, k, v)
 
     expected = studio.latents(case)
     try:
@@ -164,8 +163,7 @@ def test_an_attention_from_outside_is_used_in_the_branch_too(model, case):
 
     def naive(q, k, v):
         calls.append(k.shape[1])
-        scores = torch.einsum("blhd,bshd->bhls", q, k) / q.shape[-1] ** 0.5
-        return torch.einsum("bhls,bshd->blhd", scores.softmax(dim=-1), v)
+        return naive_attention(q, k, v)
 
     expected = studio.latents(case)
     try:
