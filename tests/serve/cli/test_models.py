@@ -14,6 +14,7 @@ from tests.checkpoints import save_wan
 from typer.testing import CliRunner, Result
 
 from raydiance.serve.cli import app
+from raydiance.serve.config import load_config
 
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
 LOCAL_HUB = "http://127.0.0.1:9"
@@ -47,18 +48,28 @@ def test_a_whole_folder(whole: Path) -> None:
     assert told["family"] == "wan"
     assert told["checked"].startswith("3 components")
     assert told["request"] == "text-to-video, 64x48, 9 frames, 3 steps"
+    assert told["tokens"] == "36, 6 rows of forwards"  # 3 frames of 3x4 tokens, two branches
+    assert told["encode"].startswith("5,536 parameters")
     assert told["cards of 24 GB"].startswith("1 GPU")
 
 
-def _without_a_shard(folder: Path) -> None:
+def _in_shards(folder: Path) -> Path:
+    """The last of two."""
     file = folder / WEIGHTS
     weights = load_file(file)
     name = "diffusion_pytorch_model-0000{}-of-00002.safetensors"
     shard_of = {key: 1 + i % 2 for i, key in enumerate(weights)}
-    save_file({k: v for k, v in weights.items() if shard_of[k] == 1}, file.with_name(name.format(1)))
+    for shard in (1, 2):
+        part = {k: v for k, v in weights.items() if shard_of[k] == shard}
+        save_file(part, file.with_name(name.format(shard)))
     index = {"metadata": {}, "weight_map": {k: name.format(shard) for k, shard in shard_of.items()}}
     file.with_name(f"{file.name}.index.json").write_text(json.dumps(index))
     file.unlink()
+    return file.with_name(name.format(2))
+
+
+def _without_a_shard(folder: Path) -> None:
+    _in_shards(folder).unlink()
 
 
 def _of_another_shape(folder: Path) -> None:
@@ -78,6 +89,11 @@ def _pickled(folder: Path) -> None:
     file.unlink()
 
 
+def _of_another_pipeline(folder: Path) -> None:
+    index = folder / "model_index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"_class_name": "NoSuchPipeline"}))
+
+
 def _empty(folder: Path) -> None:
     (folder / "model_index.json").unlink()
 
@@ -89,6 +105,7 @@ def _empty(folder: Path) -> None:
         (_of_another_shape, "transformer has shapes: proj_out.weight is 3x5 and not"),
         (_of_another_class, "holds a FluxTransformer2DModel; model_index.json says WanTransformer3DModel"),
         (_pickled, "no *.safetensors: found diffusion_pytorch_model.bin, which may run code when loaded"),
+        (_of_another_pipeline, "is for NoSuchPipeline, which is not supported"),
         (_empty, "has no model_index.json; a model is a folder in diffusers' format"),
     ],
 )
@@ -96,6 +113,12 @@ def test_a_damaged_folder(damage: Callable[[Path], None], says: str, tmp_path: P
     folder = save_wan(tmp_path / "wan")
     damage(folder)
     assert says in refused(folder)
+
+
+def test_weights_in_shards(tmp_path: Path) -> None:
+    folder = save_wan(tmp_path / "wan")
+    _in_shards(folder)
+    assert rows(check(folder))["checked"].startswith("3 components")
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:
@@ -129,6 +152,7 @@ def test_a_profile_that_fits_and_one_that_does_not() -> None:
 def test_a_configuration_for_cards_that_it_fits() -> None:
     config = yaml.safe_load(check("wan2.2-t2v-a14b", "--gpu", "80", "--config").stdout)
     assert config["models"][0]["path"] == "Wan-AI/Wan2.2-T2V-A14B-Diffusers"
+    assert load_config(config).denoiser.num_gpus > 0
     none = check("wan2.2-t2v-a14b", "--gpu", "4", "--config", code=1)
     assert (none.stdout, none.stderr) == ("", "error: it does not fit cards of 4 GB\n")
 
@@ -154,3 +178,8 @@ def test_wrong_values(whole: Path, options: list[str], says: str) -> None:
 
 def test_typer_refuses_a_card_without_memory(whole: Path) -> None:
     assert "--gpu" in check(whole, "--gpu", "0", code=2).stderr
+
+
+def test_profiles_are_listed() -> None:
+    result = CliRunner().invoke(app, ["models", "profiles"])
+    assert "ltx-2.3\tdiffusers/LTX-2.3-Diffusers" in result.stdout
