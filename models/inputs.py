@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 ImageRole = Literal["first_frame", "last_frame", "init", "reference"]
 Role = Literal["first_frame", "last_frame", "init", "reference", "video", "mask"]
 IMAGE_ROLES: tuple[ImageRole, ...] = get_args(ImageRole)
-ROLES: tuple[Role, ...] = get_args(Role)
 
 
 @dataclass(frozen=True, slots=True)

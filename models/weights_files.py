@@ -73,6 +73,9 @@ def _shards(index: Path) -> tuple[Path, ...]:
     listed = read_json(index.parent, index.name).get("weight_map")
     if not isinstance(listed, dict):
         raise CheckpointError(f"{index} has no weight_map")
+    for name in listed.values():
+        if not isinstance(name, str) or Path(name).name != name:
+            raise CheckpointError(f"{index} lists {name!r}, which is no file beside it")
     paths = tuple(index.parent / name for name in sorted(set(listed.values())))
     for path in paths:
         if not path.is_file():
@@ -122,11 +125,6 @@ def digest(folder: Path) -> str:
 def sizes(folder: Path) -> tuple[tuple[str, int], ...]:
     """Names and bytes of a folder's files: where they differ, so do the contents."""
     return tuple((name, path.stat().st_size) for name, path in _files(folder))
-
-
-def same_files(a: Path, b: Path) -> bool:
-    """Whether two folders hold files of the same names and contents. Contents are read only where sizes agree."""
-    return a.resolve() == b.resolve() or (sizes(a) == sizes(b) and digest(a) == digest(b))
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:

@@ -12,9 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from raydiance.models import weights_files
 from raydiance.models.resolve import CheckpointError
-from raydiance.models.weights_files import WeightFiles, digest, gguf_file, read_header, same_files, sizes
+from raydiance.models.weights_files import WeightFiles, digest, gguf_file, read_header, sizes
 
 
 def save(path: Path, **weights: torch.Tensor) -> Path:
@@ -88,20 +87,20 @@ def test_a_damaged_file_is_refused(tmp_path, damage):
         read_header(path)
 
 
-def test_folders_are_the_same_by_their_contents(tmp_path, monkeypatch):
+def test_folders_are_the_same_by_their_contents(tmp_path):
     a, b, c = (tmp_path / name for name in "abc")
     for folder, value in ((a, 1.0), (b, 1.0), (c, 2.0)):
         save(folder / "model.safetensors", w=torch.full((4,), value))
         (folder / "config.json").write_text("{}")
-    assert same_files(a, b)
+    assert digest(a) == digest(b)
     assert sizes(a) == sizes(c)
-    assert not same_files(a, c)
+    assert digest(a) != digest(c)
     (b / ".cache").mkdir()
     (b / ".cache/x").touch()
-    assert same_files(a, b)
+    assert digest(a) == digest(b)
     (b / "config.json").write_text("{ }")
-    monkeypatch.setattr(weights_files, "digest", None)  # sizes differ: no content is read
-    assert not same_files(a, b)
+    assert sizes(a) != sizes(b)  # which is looked at first: no content need be read
+    assert digest(a) != digest(b)
 
 
 def test_a_digest_follows_a_change_of_the_same_size(tmp_path):
@@ -121,3 +120,11 @@ def test_a_gguf_file_is_told_by_its_name(tmp_path):
         gguf_file("transformer", {"transformer": str(tmp_path / "x.gguf")})
     (tmp_path / "x.gguf").touch()
     assert gguf_file("transformer", {"transformer": str(tmp_path / "x.gguf")}) == tmp_path / "x.gguf"
+
+
+@pytest.mark.parametrize("name", ["../other.safetensors", "/etc/hostname", "a/b.safetensors", 7, None])
+def test_a_shard_is_a_file_beside_its_index(tmp_path: Path, name: object) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(CheckpointError, match="no file beside it"):
+        WeightFiles.find(tmp_path)
