@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,6 +93,17 @@ def test_the_tree_is_there() -> None:
             top = ROOT / names[0]
         for name in names:
             assert list((top if line.startswith(" ") else ROOT).glob(name.rstrip("/"))), line
+
+
+@pytest.mark.parametrize("folder", ["models", "serve", "deploy"])
+def test_every_file_is_in_the_tree(folder: str) -> None:
+    tree = README.split("## What is where")[1].split("```")[1]
+    section = re.split(r"^(?=\S)", tree, flags=re.MULTILINE)
+    [own] = [part for part in section if part.startswith(f"{folder}/")]
+    patterns = re.findall(r"[\w*]+\.py", own)
+    found = {path.name for path in (ROOT / folder).glob("*.py")}
+    missing = {name for name in found if not any(fnmatch(name, pattern) for pattern in patterns)}
+    assert not missing
 
 
 @pytest.mark.parametrize("name", DOCS)
