@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from raydiance.models.solver import Solver
+    from raydiance.models.tokens import Forward, Tokens
 
 Stage = Literal["encode", "denoise", "decode"]
 Tensors = Mapping[str, "torch.Tensor"]
@@ -65,6 +66,7 @@ class Family(Protocol):
 
     card: ModelCard
     device: torch.device
+    tokens: Tokens | None = None
 
     # -- any stage, pure
     def conditioning(
@@ -136,6 +138,18 @@ class Family(Protocol):
         """What diffusers does to the latents between the last step and the VAE."""
         ...
 
-    def set_attention(self, attention: Attention | None) -> None:
-        """Use this attention in every block; None goes back to diffusers' own."""
+    def set_tokens(self, tokens: Tokens | None) -> None:
+        """Hands all tokens of every block to what is outside; None goes back to diffusers' own attention."""
         ...
+
+    def set_attention(self, attention: Attention | None) -> None:
+        """Use this attention in every block, on the whole sequence; None goes back to diffusers' own."""
+        from raydiance.models.tokens import Whole
+
+        self.set_tokens(None if attention is None else Whole(attention))
+
+    def run(self, forwards: Sequence[Forward]) -> list[torch.Tensor]:
+        """What a step's independent forwards return: one after the other, unless what is outside does it otherwise."""
+        if self.tokens is None:
+            return [forward.call() for forward in forwards]
+        return self.tokens.run(forwards)

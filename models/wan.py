@@ -20,11 +20,14 @@ from diffusers.utils.torch_utils import randn_tensor
 from PIL import Image
 from transformers import UMT5EncoderModel
 
-from raydiance.models.family import Attention, Family, Row, Stage, Tensors
+from raydiance.models import wan_tokens
+from raydiance.models.family import Family, Row, Stage, Tensors
 from raydiance.models.inputs import Inputs
 from raydiance.models.options import LoadOptions
+from raydiance.models.seams import Seams
 from raydiance.models.solver import Solver
 from raydiance.models.spec import Spec
+from raydiance.models.tokens import Forward, Tokens
 from raydiance.models.wan_attention import Processor
 from raydiance.models.wan_card import card_of
 from raydiance.models.wan_conditions import FrameEncoder, check_roles
@@ -78,6 +81,7 @@ class Wan(Family):
             raise ValueError(f"stage {stage!r} is not one of {', '.join(get_args(Stage))}")
         self.pipeline = WanPipeline(**parts, **models)
         self._solvers: dict[int, Solver] = {}
+        self._seams: list[Seams] = []
 
     # -- stage "encode"
 
@@ -178,22 +182,32 @@ class Wan(Family):
         """Args:
         guidance: the name of the scale.
         """
-        predictions = self._forward(expert, rows, "prompt_embeds")
         guided = [i for i, row in enumerate(rows) if self.card.uses_negative(row.spec)]
+        forwards = [self._forward(expert, rows, "prompt_embeds")]
         if guided:
-            negative = self._forward(expert, [rows[i] for i in guided], "negative_prompt_embeds")
-            for i, unconditional in zip(guided, negative, strict=True):
+            forwards.append(self._forward(expert, [rows[i] for i in guided], "negative_prompt_embeds"))
+        conditional, *unconditional = map(list, self.run(forwards))
+        predictions: list[torch.Tensor] = conditional
+        if guided:
+            for i, negative in zip(guided, unconditional[0], strict=True):
                 scale = self.card.value(rows[i].spec, guidance)
-                predictions[i] = unconditional + scale * (predictions[i] - unconditional)
+                predictions[i] = negative + scale * (predictions[i] - negative)
         return predictions
 
-    def _forward(self, expert: Any, rows: Sequence[Row], embeds: str) -> list[torch.Tensor]:
-        outputs: torch.Tensor = expert(
-            encoder_hidden_states=self._stack([row.conditioning[embeds] for row in rows]),
-            return_dict=False,
-            **self._arguments(rows),
-        )[0]
-        return list(outputs)
+    def _forward(self, expert: Any, rows: Sequence[Row], embeds: str) -> Forward:
+        def call() -> torch.Tensor:
+            if self.tokens is not None:
+                spec, conditioning = rows[0].spec, rows[0].conditioning
+                self.tokens.begin(**{wan_tokens.VIDEO: self.num_tokens(spec, conditioning)})
+            outputs: torch.Tensor = expert(
+                encoder_hidden_states=self._stack([row.conditioning[embeds] for row in rows]),
+                return_dict=False,
+                **self._arguments(rows),
+            )[0]
+            return outputs
+
+        shape = self._latent_shape(rows[0].spec, rows[0].conditioning)
+        return Forward(call, (len(rows), *shape), self.dtype, self.device)
 
     def _arguments(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
         """What a forward takes beside the prompts."""
@@ -220,9 +234,14 @@ class Wan(Family):
             return latents
         return torch.cat([conditioning["image_latents"].to(latents), latents[:, 1:]], dim=1)
 
-    def set_attention(self, attention: Attention | None) -> None:
+    def set_tokens(self, tokens: Tokens | None) -> None:
+        self.tokens = tokens
+        while self._seams:
+            self._seams.pop().remove()
         for expert in self.experts:
-            expert.set_attn_processor(WanAttnProcessor() if attention is None else Processor(attention))
+            expert.set_attn_processor(WanAttnProcessor() if tokens is None else Processor(tokens))
+            if tokens is not None:
+                self._seams.append(wan_tokens.hook(expert, tokens, self.config.expand_timesteps))
 
     def _latent_shape(self, spec: Spec, conditioning: Tensors) -> tuple[int, int, int, int]:  # noqa: ARG002 - VACE's
         frames = (spec.num_frames - 1) // self.config.temporal_factor + 1

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from raydiance.models.family import Attention
+from raydiance.models.tokens import WHOLE, Tokens
 from raydiance.models.wan_config import TEXT_TOKENS
+from raydiance.models.wan_tokens import VIDEO
 
 
 class Processor:
@@ -17,8 +18,8 @@ class Processor:
     is the given one.
     """
 
-    def __init__(self, attention: Attention) -> None:
-        self.attention = attention
+    def __init__(self, tokens: Tokens) -> None:
+        self.tokens = tokens
 
     def __call__(
         self,
@@ -39,18 +40,36 @@ class Processor:
         context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
         num_frame_tokens = context.shape[1] - TEXT_TOKENS if attn.add_k_proj is not None else 0
         frames, context = context[:, :num_frame_tokens], context[:, num_frame_tokens:]
-        query, key = attn.norm_q(attn.to_q(hidden_states)), attn.norm_k(attn.to_k(context))
-        q, k, v = (x.unflatten(2, (attn.heads, -1)) for x in (query, key, attn.to_v(context)))
-        if rotary_emb is not None:
-            q, k = _rotate(q, *rotary_emb), _rotate(k, *rotary_emb)
-        out = self.attention(q, k, v).flatten(2, 3).type_as(q)
+        is_cross = encoder_hidden_states is not None
+
+        def query() -> torch.Tensor:
+            return _heads(attn, attn.norm_q(attn.to_q(hidden_states)), rotary_emb)
+
+        out = self.tokens.attend(
+            query,
+            lambda: _heads(attn, attn.norm_k(attn.to_k(context)), rotary_emb),
+            lambda: _heads(attn, attn.to_v(context)),
+            queries=(VIDEO,),
+            keys=WHOLE if is_cross else None,
+        ).flatten(2, 3)
         if num_frame_tokens:
-            key, value = attn.norm_added_k(attn.add_k_proj(frames)), attn.add_v_proj(frames)
-            k, v = (x.unflatten(2, (attn.heads, -1)) for x in (key, value))
-            out = out + self.attention(q, k, v).flatten(2, 3).type_as(q)
+            of_frames = self.tokens.attend(
+                query,
+                lambda: _heads(attn, attn.norm_added_k(attn.add_k_proj(frames))),
+                lambda: _heads(attn, attn.add_v_proj(frames)),
+                queries=(VIDEO,),
+                keys=WHOLE,
+            )
+            out = out + of_frames.flatten(2, 3)
         projection, dropout = attn.to_out
-        result: torch.Tensor = dropout(projection(out))
+        result: torch.Tensor = dropout(projection(out.type_as(hidden_states)))
         return result
+
+
+def _heads(attn: Any, x: torch.Tensor, rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None) -> torch.Tensor:
+    """[B, L, D] -> [B, L, H, D / H], turned where there is a rotary embedding."""
+    x = x.unflatten(2, (attn.heads, -1))
+    return x if rotary_emb is None else _rotate(x, *rotary_emb)
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
