@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -22,11 +21,12 @@ class Seams:
 
     def before(self, module: torch.nn.Module, change: Change) -> None:
         """Lets `change` see the arguments of a module's forward before it runs."""
+        names = tuple(inspect.signature(type(module).forward).parameters)[1:]
 
         def hook(
             module: torch.nn.Module, args: tuple[Any, ...], kwargs: Arguments
         ) -> tuple[tuple[Any, ...], Arguments]:
-            arguments = dict(zip(_names(type(module)), args, strict=False)) | kwargs
+            arguments = dict(zip(names, args, strict=False)) | kwargs
             change(arguments)
             return (), arguments
 
@@ -40,9 +40,3 @@ class Seams:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-
-
-@functools.cache
-def _names(kind: Any) -> tuple[str, ...]:
-    """Of the arguments of a module's forward, without self."""
-    return tuple(inspect.signature(kind.forward).parameters)[1:]
