@@ -12,7 +12,7 @@ the current stream wait and not the host, and the deadline is the process group'
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import TracebackType
 
@@ -40,13 +40,18 @@ class Exchange:
         self._tensors = tensors
         self._is_waited = False
 
-    def wait(self) -> None:
+    def wait(self, pause: bool = True) -> None:
         """Returns when all is received and sent.
+
+        Args:
+            pause: let another lane compute meanwhile, where there is one.
 
         Raises PeerLost where a rank died or the deadline passed, ExchangeMisused when called again.
         """
         if self._is_waited:
             raise ExchangeMisused(f"{self.what} was waited for already")
+        if pause:
+            self._owner.pause()
         self._is_waited = True
         self._owner.finish(self, self._works)
         self._tensors.clear()
@@ -59,9 +64,16 @@ class Communicator:
     ranks: of the whole world; their order is that of the lists given to `all_to_all`, and that of the ring.
     group: a process group of just these ranks.
     deadline_s: how long a wait may take.
+    pause: called before a wait.
     """
 
-    def __init__(self, ranks: Sequence[int], group: dist.ProcessGroup, deadline_s: float) -> None:
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        group: dist.ProcessGroup,
+        deadline_s: float,
+        pause: Callable[[], None] = lambda: None,
+    ) -> None:
         if deadline_s <= 0:
             raise ValueError(f"deadline_s must be above 0, not {deadline_s}")
         self.ranks = tuple(ranks)
@@ -70,6 +82,7 @@ class Communicator:
             raise ValueError(f"rank {self.rank} is not among ranks {list(self.ranks)}")
         self.index = self.ranks.index(self.rank)
         self.deadline_s = deadline_s
+        self.pause = pause
         self.bytes_sent = 0
         self._group = group
         self._pending: list[Exchange] = []

@@ -2,7 +2,8 @@
 
 RuntimeError
 ├── PeerLost           another rank died, or did not answer by the deadline
-└── ExchangeMisused    an exchange waited for twice or never, or begun on a communicator that is closed or broken
+├── ExchangeMisused    an exchange waited for twice or never, or begun on a communicator that is closed or broken
+└── LaneLost           another lane of the same rank failed, so this one was ended
 """
 
 from __future__ import annotations
@@ -27,4 +28,8 @@ class PeerLost(RuntimeError):
 
 
 class ExchangeMisused(RuntimeError):
+    pass
+
+
+class LaneLost(RuntimeError):
     pass

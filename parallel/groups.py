@@ -1,4 +1,5 @@
-"""The process groups of a world, made once at start: two communicators for every set of ranks that a layout needs."""
+"""The process groups of a world, made once at start: for every set of ranks that a layout needs two communicators a
+lane."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 
 from raydiance.parallel import mesh
 from raydiance.parallel.comm import Communicator
+from raydiance.parallel.lanes import Lanes
 
 
 @dataclass(frozen=True)
@@ -25,33 +27,44 @@ class Link:
 
 
 class Groups:
-    """What a rank has of `mesh.groups`. Made by `open_groups`; `torch.distributed` itself is its caller's to close."""
+    """What a rank has of `mesh.groups`. Made by `open_groups`; `torch.distributed` itself is its caller's to close.
 
-    def __init__(self, links: dict[tuple[int, ...], Link]) -> None:
+    Args:
+    links: by ranks, one a lane.
+    """
+
+    def __init__(self, links: dict[tuple[int, ...], list[Link]], lanes: Lanes) -> None:
         self._links = links
+        self.lanes = lanes
 
     def __getitem__(self, ranks: Sequence[int]) -> Link:
-        """Raises KeyError for ranks that share no axis of any layout, or are not this one's."""
-        return self._links[tuple(ranks)]
+        """That of the lane which is running.
+
+        Raises KeyError for ranks that share no axis of any layout, or are not this one's.
+        """
+        return self._links[tuple(ranks)][self.lanes.index]
 
     @property
     def bytes_sent(self) -> int:
-        return sum(link.bytes_sent for link in self._links.values())
+        return sum(link.bytes_sent for link in self._all())
+
+    def _all(self) -> list[Link]:
+        return [link for links in self._links.values() for link in links]
 
     def check_idle(self) -> None:
         """To be called between steps. Raises ExchangeMisused where an exchange was begun and never waited for."""
-        for link in self._links.values():
+        for link in self._all():
             link.incoming.check_idle()
             link.outgoing.check_idle()
 
     def close(self) -> None:
         """Nothing can be begun after it. Raises as `check_idle` does."""
-        for link in self._links.values():
+        for link in self._all():
             link.incoming.close()
             link.outgoing.close()
 
 
-def open_groups(deadline_s: float, start_deadline_s: float = 60.0) -> Groups:
+def open_groups(deadline_s: float, start_deadline_s: float = 60.0, num_lanes: int = 2) -> Groups:
     """Called on every rank after `init_process_group`, whose backend (gloo, or NCCL with a `device_id`) is used.
 
     With NCCL the `device_id` matters: without it a group is made at its first exchange, in which all its ranks must
@@ -60,12 +73,16 @@ def open_groups(deadline_s: float, start_deadline_s: float = 60.0) -> Groups:
     Args:
     deadline_s: how long a wait for an exchange may take.
     start_deadline_s: how long making a group may take.
+    num_lanes: each has communicators of its own.
     """
     is_gloo = dist.get_backend() == "gloo"
     timeout = timedelta(seconds=start_deadline_s if is_gloo else deadline_s)
-    links = {}
+    lanes = Lanes()
+    links: dict[tuple[int, ...], list[Link]] = {}
     for ranks in mesh.groups(dist.get_world_size()):
-        incoming, outgoing = (dist.new_group(list(ranks), timeout=timeout) for _ in range(2))  # on every rank
-        if dist.get_rank() in ranks:
-            links[ranks] = Link(Communicator(ranks, incoming, deadline_s), Communicator(ranks, outgoing, deadline_s))
-    return Groups(links)
+        for _ in range(num_lanes):
+            made = [dist.new_group(list(ranks), timeout=timeout) for _ in range(2)]  # on every rank
+            if dist.get_rank() in ranks:
+                link = Link(*(Communicator(ranks, group, deadline_s, lanes.switch) for group in made))
+                links.setdefault(ranks, []).append(link)
+    return Groups(links, lanes)

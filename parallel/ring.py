@@ -12,38 +12,44 @@ import torch
 
 from raydiance.kernels.attention import merge
 from raydiance.parallel.groups import Link
-from raydiance.parallel.ulysses import Local, check_qkv
+from raydiance.parallel.ulysses import Local, Projection, check_qkv
 
 
 class Ring:
     """Args:
     link: to the ranks of the ring axis.
     local: attends to one rank's keys, and returns the log-sum-exp; is not called without a query or a key.
-    lengths: how many tokens each of them holds, in their order; one of them at least holds some.
+    lengths: how many queries each of them holds, in their order.
+    key_lengths: how many keys, one of them at least some; `lengths` where None.
     """
 
-    def __init__(self, link: Link, local: Local, lengths: Sequence[int]) -> None:
-        if len(lengths) != link.incoming.size:
-            raise ValueError(f"{len(lengths)} lengths for {link.incoming.size} ranks")
+    def __init__(
+        self, link: Link, local: Local, lengths: Sequence[int], key_lengths: Sequence[int] | None = None
+    ) -> None:
+        self.lengths = tuple(lengths)
+        self.key_lengths = self.lengths if key_lengths is None else tuple(key_lengths)
+        for each in (self.lengths, self.key_lengths):
+            if len(each) != link.incoming.size:
+                raise ValueError(f"{len(each)} lengths for {link.incoming.size} ranks")
         self.link = link
         self.local = local
-        self.lengths = tuple(lengths)
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """[B, L_local, H, D] each → [B, L_local, H, D]. Raises PeerLost, and ValueError as `check_qkv` does."""
-        return self.attend(q, k, v)[0]
+    def __call__(self, q: Projection, k: Projection, v: Projection) -> torch.Tensor:
+        """→ [B, L_local, H, D]. Raises PeerLost, and ValueError as `check_qkv` does."""
+        value, key = v(), k()
+        return self.attend(q(), key, value)[0]
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """As `__call__`, with the log-sum-exp [B, H, L_local] in fp32; a `Local` for Ulysses."""
-        comm = self.link.incoming
-        check_qkv(q, k, v, self.lengths[comm.index])
-        batch, num_tokens, heads, width = q.shape
-        buffers = [q.new_empty(max(self.lengths), 2, batch, heads, width) for _ in range(2)]
+        comm, lengths = self.link.incoming, self.key_lengths
+        check_qkv(q, k, v, self.lengths[comm.index], lengths[comm.index])
+        batch, num_queries, heads, width = q.shape
+        buffers = [k.new_empty(max(lengths), 2, batch, heads, width) for _ in range(2)]
         current, following = buffers
-        torch.stack([k.transpose(0, 1), v.transpose(0, 1)], dim=1, out=current[:num_tokens])
+        torch.stack([k.transpose(0, 1), v.transpose(0, 1)], dim=1, out=current[: k.shape[1]])
         result: tuple[torch.Tensor, torch.Tensor] | None = None
         for step in range(comm.size):
-            here, arriving = (self.lengths[(comm.index - step - late) % comm.size] for late in (0, 1))
+            here, arriving = (lengths[(comm.index - step - late) % comm.size] for late in (0, 1))
             exchange = comm.ring(current[:here], following[:arriving]) if step + 1 < comm.size else None
             if here and q.numel():
                 out, lse = self.local(q, *current[:here].permute(1, 2, 0, 3, 4))
@@ -54,5 +60,5 @@ class Ring:
                 exchange.wait()
                 current, following = following, current
         if result is None:
-            return torch.empty_like(q), q.new_empty(batch, heads, num_tokens, dtype=torch.float32)
+            return torch.empty_like(q), q.new_empty(batch, heads, num_queries, dtype=torch.float32)
         return result[0].type_as(q), result[1].float()

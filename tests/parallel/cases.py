@@ -10,6 +10,7 @@ import torch
 
 from raydiance.kernels.attention import attention
 from raydiance.parallel.mesh import Mesh, layouts
+from raydiance.parallel.schedule import Schedule
 from raydiance.parallel.shards import shard
 from raydiance.parallel.ulysses import Local
 
@@ -32,7 +33,12 @@ class Case:
     heads: int
     head_groups: int = 1
     dtype: torch.dtype = torch.float32
+    early: bool = False
     backend: str = "naive"  # the one here, or one of the kernels
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(early=self.early, head_groups=self.head_groups)
 
     @property
     def local(self) -> Local:
@@ -47,7 +53,8 @@ class Case:
         degrees = f"cfg{layout.cfg}-ring{layout.ring}-ulysses{layout.ulysses}"
         tokens = "+".join(map(str, self.lengths))
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{ranks}-{degrees}-tokens{tokens}-heads{self.heads}-groups{self.head_groups}-{dtype}-{self.backend}"
+        how = f"groups{self.head_groups}-{dtype}-{self.backend}" + ("-early" if self.early else "")
+        return f"{ranks}-{degrees}-tokens{tokens}-heads{self.heads}-{how}"
 
     def whole(self, branch: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, k and v of all tokens, of one guidance branch; scores are large enough for the merge to matter."""
@@ -81,7 +88,8 @@ def cases(world: int) -> list[Case]:
             found.append(Case(mesh, tokens, heads))
         if mesh.layout.ulysses > 1:
             some = ((13, 4, 2), (13, 5, 3), (24, 3, 2), (24, 1, 4))
-            found += [Case(mesh, shard(tokens, ranks), heads, groups) for tokens, heads, groups in some]
+            for early in (False, True):
+                found += [Case(mesh, shard(tokens, ranks), heads, n, early=early) for tokens, heads, n in some]
         found += [Case(mesh, shard(13, ranks), 5, 2, dtype) for dtype in (torch.bfloat16, torch.float16)]
         found += [Case(mesh, shard(tokens, ranks), 5, 2, backend="sdpa") for tokens in (24, 13, 3)]
     return list({case.id: case for case in found}.values())

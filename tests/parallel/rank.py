@@ -26,6 +26,7 @@ from raydiance.parallel.errors import ExchangeMisused, PeerLost
 from raydiance.parallel.groups import Groups, open_groups
 from raydiance.parallel.hybrid import strategy
 from raydiance.parallel.mesh import Layout, Mesh, Subgroup
+from raydiance.parallel.schedule import Schedule
 from raydiance.parallel.shards import spans
 
 DEADLINE_S = 60.0
@@ -50,15 +51,19 @@ def refuse(*_: object, **__: object) -> None:
 def one_case(case: Case, groups: Groups, rank: int) -> dict[str, float]:
     q, k, v = case.whole(branch=case.mesh.coordinate(rank, "cfg"))
     mine = spans(case.lengths)[case.mesh.sequence(rank).index(rank)]
-    attention = strategy(groups, case.mesh, rank, case.local, case.lengths, case.head_groups)
+    attention = strategy(groups, case.mesh, rank, case.local, case.lengths, case.schedule)
     before = groups.bytes_sent
-    out = attention(*(x[:, mine] for x in (q, k, v)))
+    out = attention(*(given(x[:, mine]) for x in (q, k, v)))
     groups.check_idle()
     assert out.shape == q[:, mine].shape
     assert out.dtype == case.dtype
     expected = naive(q.float(), k.float(), v.float())[0][:, mine]
     error = (out.float() - expected).abs().max().item() if out.numel() else 0.0
     return {"error": error if error == error else float("inf"), "bytes": groups.bytes_sent - before}
+
+
+def given(x: torch.Tensor) -> Callable[[], torch.Tensor]:
+    return lambda: x
 
 
 def misuse(rank: int, world: int, folder: Path) -> dict[str, Any]:
@@ -105,9 +110,9 @@ def lost(rank: int, world: int, folder: Path, leave: Callable[[], None], large: 
     """Rank 1 leaves in mid-run; what does rank 0 say, and after how long?"""
     groups = open_groups(SHORT_DEADLINE_S)
     layout = Layout(ring=2) if ring else Layout(ulysses=2)
-    tokens = 4096 if large else 4
-    attention = strategy(groups, Mesh(Subgroup(0, 2), layout), rank, quick, (tokens, tokens), head_groups=2)
-    qkv = torch.ones(3, BATCH, tokens, 16, WIDTH)
+    tokens, schedule = 4096 if large else 4, Schedule(head_groups=1 if ring else 2)
+    attention = strategy(groups, Mesh(Subgroup(0, 2), layout), rank, quick, (tokens, tokens), schedule)
+    qkv = [given(x) for x in torch.ones(3, BATCH, tokens, 16, WIDTH)]
     attention(*qkv)
     if rank == 1:
         leave()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +16,13 @@ from raydiance.parallel.ring import Ring
 from raydiance.parallel.ulysses import Ulysses
 
 QKV = torch.randn(3, 1, 4, 4, 8)
+
+
+def given(*tensors: torch.Tensor) -> list[Callable[[], torch.Tensor]]:
+    return [lambda x=x: x for x in tensors]  # type: ignore[misc]
+
+
+GIVEN = given(*QKV)
 
 
 class Recorder:
@@ -37,7 +44,7 @@ class Recorder:
         self.number += 1
         label = f"{self.name} {self.number}"
         self.log.append(f"post {label}")
-        return SimpleNamespace(wait=lambda: self.log.append(f"wait {label}"))
+        return SimpleNamespace(wait=lambda pause=True: self.log.append(f"wait {label}"))
 
 
 def record() -> tuple[list[str], Any, Any]:
@@ -52,36 +59,54 @@ def record() -> tuple[list[str], Any, Any]:
 
 def test_one_head_group_is_synchronous() -> None:
     log, link, local = record()
-    Ulysses(link, local, (4, 4))(*QKV)
+    Ulysses(link, local, (4, 4))(*GIVEN)
     assert log == ["post in 1", "wait in 1", "attend", "post out 1", "wait out 1"]
 
 
 def test_the_next_head_group_is_under_way_while_one_is_attended_to() -> None:
     log, link, local = record()
-    Ulysses(link, local, (4, 4), head_groups=2)(*QKV)
+    Ulysses(link, local, (4, 4), head_groups=2)(*GIVEN)
     assert log == [
-        *("post in 1", "wait in 1", "post in 2", "attend", "post out 1"),
+        *("post in 1", "post in 2"),
+        *("wait in 1", "attend", "post out 1"),
         *("wait in 2", "attend", "post out 2"),
         *("wait out 1", "wait out 2"),
     ]
 
 
+def test_what_is_projected_first_is_under_way_while_the_rest_is_projected() -> None:
+    log, link, local = record()
+
+    def projection(name: str, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+        def project() -> torch.Tensor:
+            log.append(f"project {name}")
+            return x
+
+        return project
+
+    Ulysses(link, local, (4, 4), early=True)(*map(projection, "qkv", QKV))
+    assert log == [
+        *("project v", "post in 1", "project k", "post in 2", "project q", "post in 3"),
+        *("wait in 1", "wait in 2", "wait in 3", "attend", "post out 1", "wait out 1"),
+    ]
+
+
 def test_the_next_keys_are_under_way_while_some_are_attended_to() -> None:
     log, link, local = record()
-    Ring(link, local, (4, 4))(*QKV)
+    Ring(link, local, (4, 4))(*GIVEN)
     assert log == ["post in 1", "attend", "wait in 1", "attend"]
 
 
 def test_one_rank_only_attends() -> None:
     attention = strategy(None, Mesh(Subgroup(0, 1), Layout()), 0, naive, (4,))
     assert isinstance(attention, Whole)
-    assert torch.equal(attention(*QKV), naive(*QKV)[0])
+    assert torch.equal(attention(*GIVEN), naive(*QKV)[0])
 
 
 def test_a_ring_needs_the_log_sum_exp() -> None:
     _, link, _ = record()
     with pytest.raises(ValueError, match="needs a local attention that returns the log-sum-exp"):
-        Ring(link, lambda q, k, v: (v, None), (4, 4))(*QKV)
+        Ring(link, lambda q, k, v: (v, None), (4, 4))(*GIVEN)
 
 
 @pytest.mark.parametrize("kind", [Ulysses, Ring])
@@ -91,11 +116,11 @@ def test_what_does_not_fit_is_refused(kind: Any) -> None:
         kind(link, local, (4, 4, 4))
     attention, (q, k, v) = kind(link, local, (4, 4)), QKV
     with pytest.raises(ValueError, match=r"this rank's q must be \[B, 4, H, D\], not \[1, 3, 4, 8\]"):
-        attention(*QKV[:, :, :3])
-    with pytest.raises(ValueError, match=r"one shape and type, not torch.float32 \[1, 4, 4, 8\], .*\[1, 4, 2, 8\]"):
-        attention(q, k[:, :, :2], v[:, :, :2])
-    with pytest.raises(ValueError, match=r"one shape and type, not .*torch.float16"):
-        attention(q, k, v.half())
+        attention(*given(*QKV[:, :, :3]))
+    with pytest.raises(ValueError, match=r"same heads and type, not torch.float32 \[1, 4, 4, 8\], .*\[1, 4, 2, 8\]"):
+        attention(*given(q, k[:, :, :2], v[:, :, :2]))
+    with pytest.raises(ValueError, match=r"same heads and type, not .*torch.float16"):
+        attention(*given(q, k, v.half()))
 
 
 def test_impossible_strategies_are_refused() -> None:
