@@ -33,7 +33,7 @@ from raydiance.models.wan_card import card_of
 from raydiance.models.wan_conditions import FrameEncoder, check_roles
 from raydiance.models.wan_config import LOW_NOISE, Expert, WanConfig
 from raydiance.models.wan_experts import Experts, load_experts, offloads_idle
-from raydiance.models.wan_vae import decode_frames, decode_tiled
+from raydiance.models.wan_vae import decode_chunks
 from raydiance.models.weights import dtype_of, load_component, load_scheduler, load_tokenizer
 
 MAX_UNTILED_PIXELS = 1920 * 1088
@@ -122,13 +122,13 @@ class Wan(Family):
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor, spec: Spec) -> Iterator[np.ndarray]:  # noqa: ARG002 - the latents say all
-        """Latents [C, T, H, W] -> uint8 [t, h, w, 3], one chunk a latent frame; in one chunk where frames are tiled."""
+        """Latents [C, T, H, W] -> uint8 [t, h, w, 3], one chunk a latent frame; in one chunk where frames are tiled,
+        none where the tiles are not wanted on this rank."""
         vae = self.pipeline.vae
         mean, scale = self._latent_statistics(vae.dtype)
         z = latents[None].to(self.device, vae.dtype) / scale + mean
         pixels = z.shape[-2] * z.shape[-1] * self.config.spatial_factor**2
-        chunks = iter([decode_tiled(vae, z)]) if pixels > MAX_UNTILED_PIXELS else decode_frames(vae, z)
-        for chunk in chunks:
+        for chunk in decode_chunks(vae, z, self.tokens, self.run, is_large=pixels > MAX_UNTILED_PIXELS):
             frames = self.pipeline.video_processor.postprocess_video(chunk, output_type="np")[0]
             yield (frames * 255).round().astype(np.uint8)
 
