@@ -60,6 +60,7 @@ class ModelCard:
     is_guest: diffusers' own pipeline runs it whole: no step batching, previews or checkpoints.
     max_text_tokens: what an encoded prompt adds to the transformer's sequence at most; 0 where text is attended
         to beside it.
+    num_heads: of the transformer's self-attention; 0 where it is not known.
     target_pixels: where it is not 0, only sizes of about this area are generated: those that scaling to it, and
         rounding down to `size_multiple`, leaves as they are.
     """
@@ -93,6 +94,7 @@ class ModelCard:
     max_text_tokens: int = 0
     min_steps: int = 1
     target_pixels: int = 0
+    num_heads: int = 0
 
     def num_tokens(self, height: int, width: int, num_frames: int) -> int:
         """Length of the transformer's sequence for what is generated: without text and reference pictures."""

@@ -26,6 +26,7 @@ class FluxConfig:
     has_guidance: guidance is embedded like the timestep (dev, Kontext); schnell has none.
     latent_channels: of the VAE; a packed latent is 2x2 of them.
     spatial_factor: pixels a latent, along height and width.
+    num_heads: of the transformer.
     max_sequence_length: tokens that a text is padded or cut to.
     """
 
@@ -33,6 +34,7 @@ class FluxConfig:
     has_guidance: bool
     latent_channels: int
     spatial_factor: int
+    num_heads: int
     max_sequence_length: int
     defaults: Defaults
 
@@ -50,6 +52,7 @@ class FluxConfig:
             has_guidance=has_guidance,
             latent_channels=channels,
             spatial_factor=factor,
+            num_heads=transformer.get("num_attention_heads", 24),
             max_sequence_length=own_length(folder, own, MAX_SEQUENCE_LENGTH),
             defaults=own_defaults(folder, own, _GUIDED if has_guidance else _DISTILLED),
         )
@@ -67,6 +70,7 @@ class FluxConfig:
             spatial_factor=self.spatial_factor,
             temporal_factor=1,
             patch=(1, 2, 2),
+            num_heads=self.num_heads,
             max_frames=1,
             parameters=(Parameter("true_cfg_scale", low=1.0, high=100.0, default=1.0),),
             cfg_parameters=("true_cfg_scale",),

@@ -29,12 +29,14 @@ class HiDreamConfig:
     latent_channels: of the VAE and the transformer.
     spatial_factor: pixels a latent, along height and width.
     max_resolution: latents along either side of a square; sizes of another shape have about its area.
+    num_heads: of the transformer.
     max_sequence_length: tokens that a text is padded or cut to, by each of the four encoders.
     """
 
     latent_channels: int
     spatial_factor: int
     max_resolution: int
+    num_heads: int
     max_sequence_length: int
     defaults: Defaults
 
@@ -52,6 +54,7 @@ class HiDreamConfig:
             latent_channels=channels,
             spatial_factor=factor,
             max_resolution=side,
+            num_heads=transformer.get("num_attention_heads", 20),
             max_sequence_length=own_length(folder, own, MAX_SEQUENCE_LENGTH),
             defaults=own_defaults(folder, own, base),
         )
@@ -73,6 +76,7 @@ class HiDreamConfig:
             spatial_factor=self.spatial_factor,
             temporal_factor=1,
             patch=(1, 2, 2),
+            num_heads=self.num_heads,
             max_frames=1,
             max_text_tokens=3 * self.max_sequence_length,  # T5's, Llama's last layer and the block's own layer
             target_pixels=(self.max_resolution * self.spatial_factor) ** 2,

@@ -43,6 +43,7 @@ class LTXConfig:
     """Args:
     latent_channels: of the video's latents; `audio_channels` and `audio_bins` of the sound's: [channels, length, bins].
     audio_rate: latents of sound per second.
+    num_heads: of the transformer, for video and for sound.
     vocoder: name of its class.
     stg_blocks: the transformer's blocks whose self-attention spatio-temporal guidance skips; none where the blocks
         cannot do without it (`perturbed_attn` of the transformer, which LTX-2.0 lacks).
@@ -57,6 +58,7 @@ class LTXConfig:
     audio_channels: int
     audio_bins: int
     audio_rate: float
+    num_heads: int
     vocoder: str
     stg_blocks: tuple[int, ...]
     sigmas: tuple[float, ...]
@@ -86,6 +88,7 @@ class LTXConfig:
             audio_channels=audio.get("latent_channels", 8),
             audio_bins=audio.get("mel_bins", 64) // _AUDIO_FACTOR,
             audio_rate=audio.get("sample_rate", 16000) / audio.get("mel_hop_length", 160) / _AUDIO_FACTOR,
+            num_heads=transformer.get("num_attention_heads", 32),
             vocoder=index["vocoder"][1],
             stg_blocks=_stg_blocks(folder, own, transformer),
             sigmas=sigmas,
@@ -108,6 +111,7 @@ class LTXConfig:
             spatial_factor=self.spatial_factor,
             temporal_factor=self.temporal_factor,
             patch=(1, 1, 1),
+            num_heads=self.num_heads,
             min_steps=len(self.sigmas) if distilled else self.min_steps,
             max_steps=len(self.sigmas) if distilled else 200,
             parameters=() if distilled else parameters,

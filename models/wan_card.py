@@ -38,6 +38,7 @@ def card_of(config: WanConfig, model_id: str) -> ModelCard:
         spatial_factor=config.spatial_factor,
         temporal_factor=config.temporal_factor,
         patch=config.patch,
+        num_heads=config.num_heads,
         inputs=_inputs(config),
         parameters=_parameters(config),
         strength_tasks=("image-to-image", "video-to-video") if "image-to-image" in tasks else (),

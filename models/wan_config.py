@@ -44,6 +44,7 @@ class WanConfig:
     expand_timesteps: one timestep a token, so that a given first frame is clean from the start (Wan 2.2 TI2V-5B).
     embedded_frames: how many of the frames given an image encoder sees too: none, the first one (Wan 2.1 I2V), or the
         first one and the last one (Wan 2.1 FLF2V).
+    num_heads: of self-attention.
     max_positions: positions that the rotary embedding has along each of time, height and width.
     own_defaults: the checkpoint's, from `raydiance.json`.
     """
@@ -57,6 +58,7 @@ class WanConfig:
     latent_channels: int
     spatial_factor: int
     temporal_factor: int
+    num_heads: int
     max_positions: int
     max_sequence_length: int
     own_defaults: Defaults | None
@@ -81,6 +83,7 @@ class WanConfig:
             latent_channels=_count(folder / "vae/config.json", vae, "z_dim", 16),
             spatial_factor=_count(folder / "vae/config.json", vae, "scale_factor_spatial", 8),
             temporal_factor=_count(folder / "vae/config.json", vae, "scale_factor_temporal", 4),
+            num_heads=_count(folder / file, transformer, "num_attention_heads", 40),
             max_positions=_count(folder / file, transformer, "rope_max_seq_len", 1024),
             max_sequence_length=_count(folder / OWN_FILE, own, "max_sequence_length", 512),
             own_defaults=own_defaults(folder, own, None) if "defaults" in own else None,

@@ -110,6 +110,14 @@ class Communicator:
         after, before = (self.ranks[(self.index + step) % self.size] for step in (1, -1))
         return self._post("a ring exchange", [(send, after)], [(receive, before)])
 
+    def send(self, tensor: torch.Tensor, rank: int) -> Exchange:
+        """To one rank, of the whole world's; it must be one of these."""
+        return self._post("a message", [(tensor, rank)], [])
+
+    def receive(self, tensor: torch.Tensor, rank: int) -> Exchange:
+        """The counterpart of `send`."""
+        return self._post("a message", [], [(tensor, rank)])
+
     def finish(self, exchange: Exchange, works: list[tuple[dist.Work, tuple[int, ...]]]) -> None:
         """What `Exchange.wait` does."""
         self._pending.remove(exchange)

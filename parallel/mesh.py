@@ -7,7 +7,7 @@ sits on neighbouring ranks, which are on one node (USP, arXiv:2405.07719).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -101,6 +101,14 @@ class Mesh:
         first = rank - (rank - self.subgroup.start) % size
         self.coordinate(rank, "cfg")  # raises for a rank of another subgroup
         return tuple(range(first, first + size))
+
+
+def enclosing(ranks: Sequence[int]) -> Subgroup:
+    """The smallest subgroup that has all of some ranks."""
+    size = 1
+    while min(ranks) // size != max(ranks) // size:
+        size *= 2
+    return Subgroup(min(ranks) // size * size, size)
 
 
 def subgroups(world: int) -> Iterator[Subgroup]:

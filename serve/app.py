@@ -14,11 +14,15 @@ from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 
 from raydiance.models import registry, resolve
+from raydiance.models.card import ModelCard
 from raydiance.models.family import Stage
 from raydiance.serve.config import Config, ModelConfig, load_config
 from raydiance.serve.dispatcher import Dispatcher
+from raydiance.serve.errors import ConfigError
 from raydiance.serve.gateway import Gateway
+from raydiance.serve.layout_check import check_layout
 from raydiance.serve.stages import memory
+from raydiance.serve.stages.placement import placement
 
 log = logging.getLogger("ray.serve")
 APP_NAME = "raydiance"
@@ -82,7 +86,7 @@ class Binder:
         c, encoder, decoder = self._config, self._encoders[model.id], self._decoders[model.id]
         return {
             "text_encoder": self._bind(TextEncoder, encoder, c.text_encoder, c.text_encoder),
-            "denoiser": self._bind(Denoiser, model, c.denoiser, c.denoiser),
+            "denoiser": self._denoiser(Denoiser, model),
             "vae_decoder": self._bind(VAEDecoder, decoder, c.vae_decoder, c),
         }
 
@@ -92,6 +96,8 @@ class Binder:
         from raydiance.serve.stages.vae_decoder import VAEDecoder
 
         c = self._config
+        if (gpus := c.parallel_of(model).gpus) > 1:
+            raise ConfigError(f"parallel.gpus={gpus}: model '{model.id}' is run by diffusers' own pipeline, on one GPU")
         files = c.vae_decoder.model_copy(update={"num_gpus": 0})
         return {
             "text_encoder": None,
@@ -99,24 +105,37 @@ class Binder:
             "vae_decoder": self._bind(VAEDecoder, model, files, c),
         }
 
+    def _denoiser(self, cls: type, model: ModelConfig) -> Any:
+        """On as many GPUs as are configured. Raises ConfigError where no layout of the model takes them."""
+        config, parallel = self._config.denoiser, self._config.parallel_of(model)
+        if (card := _card(model)) is not None:
+            check_layout(parallel, card)
+        device = "cpu" if parallel.gpus > 1 else _device(config)  # of the coordinator, where there are ranks
+        options = placement(config, parallel)
+        return self._deploy(cls, model, config.num_replicas, device, options, model, config, device, parallel)
+
     def _bind(self, cls: type, model: ModelConfig, options: Any, *args: Any) -> Any:
+        device = _device(options)
+        actor = {"ray_actor_options": {"num_cpus": options.num_cpus, "num_gpus": options.num_gpus}}
+        return self._deploy(cls, model, options.num_replicas, device, actor, model, *args, device)
+
+    def _deploy(
+        self, cls: type, model: ModelConfig, num_replicas: int, device: str, options: dict[str, Any], *args: Any
+    ) -> Any:
         """One deployment a class and model, however often it is asked for."""
-        name, device = f"{cls.__name__}-{model.id}", _device(options)
+        name = f"{cls.__name__}-{model.id}"
         if name not in self._bound:
+            options["ray_actor_options"]["runtime_env"] = {"env_vars": memory.environment(device)}
             deployment = _deployment(
                 cls,
                 name=name,
-                num_replicas=options.num_replicas,
+                num_replicas=num_replicas,
                 max_ongoing_requests=UNBOUNDED,
-                ray_actor_options={
-                    "num_cpus": options.num_cpus,
-                    "num_gpus": options.num_gpus,
-                    "runtime_env": {"env_vars": memory.environment(device)},
-                },
                 health_check_period_s=2,
                 graceful_shutdown_timeout_s=20,
+                **options,
             )
-            self._bound[name] = deployment.bind(model, *args, device)
+            self._bound[name] = deployment.bind(*args)
         return self._bound[name]
 
 
@@ -167,6 +186,15 @@ def is_guest(model: ModelConfig) -> bool:
     except resolve.CheckpointError as e:
         log.warning("model '%s' is taken for one of a family: %s", model.id, e)
         return False
+
+
+def _card(model: ModelConfig) -> ModelCard | None:
+    """None where the folder is not to be had where the application is built: its stages will say."""
+    try:
+        return registry.card(_index_folder(model), model.id).with_defaults(model.defaults)
+    except resolve.CheckpointError as e:
+        log.warning("model '%s' is not checked against parallel: %s", model.id, e)
+        return None
 
 
 def _index_folder(model: ModelConfig) -> Path:

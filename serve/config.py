@@ -11,9 +11,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     SecretStr,
     ValidationError,
@@ -25,16 +23,14 @@ from raydiance.models.family import Stage
 from raydiance.models.options import LoadOptions, Offload
 from raydiance.serve.complaints import complaints
 from raydiance.serve.errors import ConfigError
+from raydiance.serve.parallel_config import ParallelConfig
+from raydiance.serve.section import Section
 
 Precision = Literal["float32", "bfloat16", "float16"]
 Attention = Literal["auto", "naive", "sdpa", "flex", "flash2", "flash3", "xformers"]
 
 
 DATABASES = ("sqlite:///", "postgresql://", "postgresql+psycopg://")
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 def _as_list(value: object) -> object:
@@ -56,6 +52,7 @@ class ModelConfig(Section):
         {}, description="used where a request is silent: height, num_inference_steps, …"
     )
     quantization: dict[str, dict[str, Any]] = Field({}, description="component -> {backend: torchao, …}, at load")
+    parallel: ParallelConfig | None = Field(None, description="of this model alone; null: the one of all models")
 
     @property
     def id(self) -> str:
@@ -175,7 +172,7 @@ def secret_key(secret: str) -> bytes:
 class NetworkConfig(Section):
     """`allow_hosts`: hosts (name or address) that may be fetched from or called although they are private."""
 
-    allow_hosts: Annotated[list[str], BeforeValidator(_as_list)] = []
+    allow_hosts: Annotated[list[str], BeforeValidator(_as_list)] = Field(default=[])
 
 
 class HTTPConfig(Section):
@@ -213,6 +210,7 @@ class Config(Section):
     models: list[ModelConfig] = Field([ModelConfig()], min_length=1)
     text_encoder: TextEncoderConfig = TextEncoderConfig()
     denoiser: DenoiserConfig = DenoiserConfig()
+    parallel: ParallelConfig = ParallelConfig()
     vae_decoder: VAEDecoderConfig = VAEDecoderConfig()
     storage: StorageConfig = StorageConfig()
     limits: LimitsConfig = LimitsConfig()
@@ -236,6 +234,9 @@ class Config(Section):
         if len(set(names)) != len(names):
             raise ValueError(f"models must have distinct names; got {', '.join(names)}")
         return self
+
+    def parallel_of(self, model: ModelConfig) -> ParallelConfig:
+        return model.parallel or self.parallel
 
 
 def load_config(values: dict[str, Any] | None = None, file: Path | None = None) -> Config:

@@ -16,7 +16,8 @@ import pytest
 from tests.servers import Server
 
 from raydiance.deploy import families
-from raydiance.serve.config import Config, ModelConfig, Section
+from raydiance.serve.config import Config, ModelConfig
+from raydiance.serve.section import Section
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

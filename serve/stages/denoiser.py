@@ -1,60 +1,97 @@
-"""The second stage: trajectories are stepped together; whoever asked for one hears of it as a stream of events."""
+"""The denoising stage: steps trajectories together and streams what happens to each. On one GPU, or on several."""
 
 from __future__ import annotations
 
-import asyncio
+import logging
 import os
-import time
 from collections.abc import AsyncIterator, Mapping
-from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import ray
 import torch
-from ray import ObjectRef
 
-from raydiance.kernels import attention
 from raydiance.models import registry, resolve
-from raydiance.models.family import Attention
 from raydiance.serve.config import DenoiserConfig, ModelConfig
-from raydiance.serve.engine.engine import Engine
-from raydiance.serve.engine.loop import DenoisingLoop, Update
-from raydiance.serve.engine.pack import PackError, pack, unpack
-from raydiance.serve.engine.trajectory import Fixed, Trajectory
-from raydiance.serve.errors import CheckpointRefused, ConfigError
-from raydiance.serve.stages import refs
-from raydiance.serve.stages.messages import Checkpointed, Denoised, Previewed, StageEvent, Stepped, Work
+from raydiance.serve.engine.fleet import Fleet, RanksLost
+from raydiance.serve.engine.loop import DenoisingLoop
+from raydiance.serve.engine.orders import Start
+from raydiance.serve.engine.ways import Costs
+from raydiance.serve.errors import ConfigError
+from raydiance.serve.layout_check import limits_of
+from raydiance.serve.parallel_config import ParallelConfig
+from raydiance.serve.stages.build import alone, check_attention
+from raydiance.serve.stages.messages import Denoised, StageEvent, Work
+from raydiance.serve.stages.reporter import Reporter
+from raydiance.serve.stages.step_metrics import StepMetrics
 
+if TYPE_CHECKING:
+    from raydiance.serve.stages.rank_group import RankGroup
+
+log = logging.getLogger("ray.serve")
 Tensors = Mapping[str, torch.Tensor]
+LOST_EXIT = 1
 
 
 class Denoiser:
     """Serve deployment. The loop has its own thread; the event loop only carries messages.
 
     Raises:
-        ConfigError: the attention that is configured cannot be used here.
+        ConfigError: the attention that is configured cannot be used here, or no layout takes all ranks.
     """
 
-    def __init__(self, model: ModelConfig, config: DenoiserConfig, device: str) -> None:
-        torch.set_num_threads(config.num_threads or os.cpu_count() or 1)
+    def __init__(
+        self,
+        model: ModelConfig,
+        config: DenoiserConfig,
+        device: str,
+        parallel: ParallelConfig = ParallelConfig(),  # noqa: B008 - it is frozen
+    ) -> None:
         folder = resolve.resolve(model.path, model.revision)
         self._config = config
         self._defaults = model.defaults
-        attend = configured_attention(model, config, device)
+        self._ranks: RankGroup | None = None
+        card = registry.card(folder, model.id).with_defaults(model.defaults)
+        costs = Costs(limits_of(parallel, card))
+        self._metrics = StepMetrics(model.id) if parallel.gpus > 1 else None
 
-        def build() -> Engine:
-            family = registry.load(folder, "denoise", model.id, model.load_options("denoise", device))
-            if attend is not None:
-                family.set_attention(attend)
-            return Engine(family)
+        def build() -> Fleet:
+            if parallel.gpus == 1:
+                return alone(folder, model, config, device)
+            return self._open_ranks(folder, model, parallel)
 
         self._loop = DenoisingLoop(
             build,
+            costs=costs,
+            calibration_s=parallel.calibration_s,
             max_batch_size=config.max_batch_size,
             max_batch_tokens=config.max_batch_tokens,
+            observe=self._metrics,
+            lost=self._end,
         )
 
+    def _open_ranks(self, folder: Path, model: ModelConfig, parallel: ParallelConfig) -> Fleet:
+        from raydiance.serve.stages.rank_group import RankGroup
+
+        check_attention(model, self._config, "cpu" if parallel.device == "cpu" else "cuda")
+        group = ray.util.get_current_placement_group()
+        if group is None:
+            raise ConfigError(f"parallel.gpus={parallel.gpus}: the replica has no placement group")
+        self._ranks = RankGroup(folder, model, self._config, parallel, group, self._end)
+        return self._ranks
+
+    def _end(self, error: RanksLost) -> None:
+        """The replica is replaced whole, and at once: Serve starts another when its process is gone.
+
+        Whoever listens to a stream of it is told by Ray, and goes on from the last checkpoint that it received.
+        """
+        log.error("replica %d ends, its ranks with it: %s (%s)", os.getpid(), error, error.__cause__)
+        if self._ranks is not None:
+            self._ranks.kill()
+        os._exit(LOST_EXIT)
+
     async def card(self) -> dict[str, Any]:
-        return self._loop.engine.family.card.with_defaults(self._defaults).to_dict()
+        return self._loop.fleet.card.with_defaults(self._defaults).to_dict()
 
     async def generate(
         self, work: Work, encoded: list[Tensors], inputs: Tensors | None = None
@@ -64,9 +101,11 @@ class Denoiser:
         Args:
             encoded: the embeddings of the prompt and, with guidance, of the negative prompt.
             inputs: what the VAE stage made of pictures, video and mask.
+
+        Raises CheckpointRefused when the work's checkpoint belongs to other conditioning.
         """
-        report = Reporter(self._loop.engine, work, self._config)
-        self._loop.join(work.id, lambda engine: begin(engine, work, encoded, inputs), report)
+        report = Reporter(work, self._config)
+        self._loop.join(Start(work.id, work.spec, encoded, inputs, work.checkpoint), report)
         try:
             while True:
                 event = await report.events.get()
@@ -83,87 +122,15 @@ class Denoiser:
             "active": self._loop.num_active,
             "steps": self._loop.num_steps,
             "busy_s": self._loop.busy_s,
-            "forwards": self._loop.engine.num_forwards,
-            "rows": self._loop.engine.num_rows,
+            "forwards": self._loop.num_forwards,
+            "rows": self._loop.num_rows,
             "pid": os.getpid(),
+            "ranks": [] if self._ranks is None else self._ranks.pids,
+            "ways": {} if self._metrics is None else self._metrics.counts,
+            "costs": [(shape.work, str(way), seconds) for shape, way, seconds in self._loop.costs.table()],
         }
 
     def check_health(self) -> None:
         """Serve replaces the replica when its loop has died."""
         if not self._loop.is_alive:
             raise RuntimeError("the denoising loop has ended")
-
-
-def configured_attention(model: ModelConfig, config: DenoiserConfig, device: str) -> Attention | None:
-    """For `Family.set_attention`; None where diffusers' own stays. The size of a head is checked when it is called.
-
-    Raises:
-        ConfigError: what is configured is missing, or cannot run on this device or in this dtype.
-    """
-    on = torch.device(device)
-    try:
-        name = attention.choose(config.attention, on, getattr(torch, model.dtype), None, False)
-    except attention.AttentionUnavailable as e:
-        raise ConfigError(f"denoiser.attention={config.attention} for model '{model.id}': {e}") from e
-    if config.attention == "auto" and name == "sdpa" and on.type == "cpu":
-        return None
-    return partial(attention.attend, backend=config.attention)
-
-
-def begin(engine: Engine, work: Work, encoded: list[Tensors], inputs: Tensors | None) -> Trajectory:
-    """Anew, or from its checkpoint; raises CheckpointRefused when that belongs to other conditioning."""
-    negative = encoded[1] if len(encoded) > 1 else None
-    conditioning = engine.family.conditioning(work.spec, encoded[0], negative, inputs)
-    if work.checkpoint is None:
-        return engine.start(work.spec, conditioning)
-    try:
-        return unpack(work.checkpoint, Fixed(work.spec, conditioning))
-    except PackError as e:
-        raise CheckpointRefused(str(e)) from e
-
-
-class Reporter:
-    """Turns the updates of one trajectory into events, in the loop's thread: only what is due crosses to the other.
-
-    Attributes:
-        events: for the event loop; an exception is the end.
-    """
-
-    def __init__(self, engine: Engine, work: Work, config: DenoiserConfig) -> None:
-        self.events: asyncio.Queue[StageEvent | Exception] = asyncio.Queue()
-        self._engine = engine
-        self._config = config
-        self._previews = {step: i for i, step in enumerate(work.preview_steps)}
-        self._event_loop = asyncio.get_running_loop()
-        self._started = self._told = self._saved = time.monotonic()
-
-    def __call__(self, update: Update) -> None:
-        try:
-            for event in self._due(update):
-                self._post(event)
-        except Exception as e:  # noqa: BLE001 - this sample's own failure, raised to whoever asked for it
-            self._post(e)
-
-    def _post(self, event: StageEvent | Exception) -> None:
-        self._event_loop.call_soon_threadsafe(self.events.put_nowait, event)
-
-    def _due(self, update: Update) -> list[StageEvent]:
-        value = update.trajectory
-        if update.error is not None or value is None:
-            raise update.error or RuntimeError("an update of nothing")
-        at = time.monotonic()
-        if value.is_done:
-            return [Denoised(self._put(self._engine.finish(value)), at - self._started)]
-        due: list[StageEvent] = []
-        if value.step_index in self._previews:
-            due.append(Previewed(self._previews[value.step_index], self._put(self._engine.preview(value))))
-        if at - self._saved >= self._config.checkpoint_interval_s:
-            self._saved = at
-            due.append(Checkpointed(value.step_index, pack(value, with_fixed=False)))
-        if at - self._told >= self._config.progress_interval_s:
-            self._told = at
-            due.append(Stepped(value.step_index, value.num_steps))
-        return due
-
-    def _put(self, latents: torch.Tensor) -> ObjectRef[Any]:
-        return refs.put(latents, self._event_loop)

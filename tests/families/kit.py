@@ -25,6 +25,7 @@ from raydiance.models.inputs import Inputs
 from raydiance.models.options import LoadOptions
 from raydiance.models.spec import Spec
 from raydiance.serve.engine.engine import Engine
+from raydiance.serve.engine.orders import Start
 from raydiance.serve.engine.trajectory import Trajectory
 
 torch.set_num_threads(1)  # sums in the same order everywhere, and the machine's other cores are left alone
@@ -92,14 +93,18 @@ class Studio:
     denoiser: Family
     decoder: Family
 
-    def conditioning(self, case: Case) -> dict[str, torch.Tensor]:
+    def order(self, case: Case, name: str) -> Start:
+        """What a denoising loop takes for it."""
         spec = case.spec
-        prompt = self.encoder.encode_prompts([spec.prompt])[0]
-        negative = None
-        if self.encoder.card.uses_negative(spec):
-            negative = self.encoder.encode_prompts([spec.negative_prompt])[0]
+        texts = [spec.prompt, spec.negative_prompt] if self.encoder.card.uses_negative(spec) else [spec.prompt]
+        embeddings = [self.encoder.encode_prompts([text])[0] for text in texts]
         inputs = None if case.inputs is None else self.decoder.encode_inputs(spec, case.inputs)
-        return dict(self.denoiser.conditioning(spec, prompt, negative, inputs))
+        return Start(name, spec, embeddings, inputs)
+
+    def conditioning(self, case: Case) -> dict[str, torch.Tensor]:
+        order = self.order(case, "")
+        prompt, negative = [*order.embeddings, None][:2]
+        return dict(self.denoiser.conditioning(case.spec, prompt, negative, order.inputs))
 
     def engine(self) -> Engine:
         return Engine(self.denoiser)

@@ -19,7 +19,8 @@ from raydiance.models.wan_attention import Processor
 from raydiance.serve.config import DenoiserConfig, ModelConfig, TextEncoderConfig
 from raydiance.serve.errors import ConfigError
 from raydiance.serve.stages import refs
-from raydiance.serve.stages.denoiser import Denoiser, configured_attention
+from raydiance.serve.stages.build import configured_attention
+from raydiance.serve.stages.denoiser import Denoiser
 from raydiance.serve.stages.guest import GuestDenoiser
 from raydiance.serve.stages.messages import Denoised, Work
 from raydiance.serve.stages.text_encoder import TextEncoder
@@ -57,7 +58,7 @@ async def latents(stage: Denoiser, model: ModelConfig) -> torch.Tensor:
 
 
 def processors(stage: Denoiser) -> set[type]:
-    family: Any = stage._loop.engine.family
+    family: Any = stage._loop.fleet.rank.family
     return {type(p) for expert in family.experts for p in expert.attn_processors.values()}
 
 

@@ -14,7 +14,9 @@ import torch
 from tests.families.kit import Case, Model, all_models, variants
 
 from raydiance.models.family import Family
+from raydiance.serve.engine.fleet import Alone
 from raydiance.serve.engine.loop import DenoisingLoop, Update
+from raydiance.serve.engine.orders import Wish
 from raydiance.serve.engine.pack import pack, unpack
 
 BATCH = 1e-4
@@ -46,7 +48,7 @@ def first_of_each_task(model: Model) -> list[Case]:
 @pytest.mark.parametrize("family", {type(m.studio.denoiser) for m in MODELS}, ids=lambda f: f.__name__)
 def test_no_method_is_left_to_the_protocol(family):
     """Most of its bodies do nothing, and no type checker tells."""
-    optional = {"num_tokens", "decode_audio", "conditioning"}
+    optional = {"num_tokens", "decode_audio", "conditioning", "set_attention", "run"}
     methods = {name for name, value in vars(Family).items() if inspect.isfunction(value) and name[0] != "_"} - optional
     assert len(methods) == 9
     for name in methods:
@@ -83,16 +85,20 @@ def test_the_preview_of_the_last_step_is_the_result(model, case):
 @pytest.mark.parametrize("model", MODELS, ids=[m.name for m in MODELS])
 def test_a_cancelled_one_stops_within_a_step(model):
     studio, case = model.studio, model.cases[0]
-    loop = DenoisingLoop(studio.engine, max_batch_size=8, max_batch_tokens=1 << 20)
+    loop = DenoisingLoop(lambda: Alone(studio.engine()), max_batch_size=8, max_batch_tokens=1 << 20)
     first, go_on, seen = threading.Event(), threading.Event(), []
 
-    def publish(update: Update) -> None:
-        seen.append(update)
-        first.set()
-        go_on.wait(30)
+    class Listener:
+        def wish(self, step_index: int) -> Wish:
+            return Wish()
+
+        def __call__(self, update: Update) -> None:
+            seen.append(update)
+            first.set()
+            go_on.wait(30)
 
     try:
-        loop.join("one", lambda _: studio.start(case), publish)
+        loop.join(studio.order(case, "one"), Listener())
         assert first.wait(60)
         loop.leave("one")
         go_on.set()

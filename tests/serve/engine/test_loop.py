@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,8 +16,10 @@ from raydiance.models.family import Row
 from raydiance.models.spec import Spec
 from raydiance.models.wan import Wan
 from raydiance.serve.engine.engine import Engine
+from raydiance.serve.engine.fleet import Alone
 from raydiance.serve.engine.loop import DenoisingLoop, Update
-from raydiance.serve.engine.trajectory import Trajectory
+from raydiance.serve.engine.orders import Start, Wish
+from raydiance.serve.engine.pack import PackError
 
 TIMEOUT_S = 30
 
@@ -35,72 +38,102 @@ def engine(family: Wan) -> Engine:
 
 @pytest.fixture
 def loop(engine: Engine) -> Iterator[DenoisingLoop]:
-    made = DenoisingLoop(lambda: engine, max_batch_size=4, max_batch_tokens=100_000)
+    made = DenoisingLoop(lambda: Alone(engine), max_batch_size=4, max_batch_tokens=100_000)
     yield made
     made.stop()
     assert not made.is_alive
 
 
-def start(engine: Engine, steps: int = 6, seed: int = 0, guidance_scale: float = 3.0) -> Trajectory:
+def order(name: str, steps: int = 6, seed: int = 0, guidance_scale: float = 3.0) -> Start:
     spec = Spec("m", "text-to-video", "a red ball", 32, 48, 5, steps, guidance_scale, seed)
     generator = torch.Generator().manual_seed(seed)
-    prompt, negative = ({"prompt_embeds": torch.randn(12, 16, generator=generator)} for _ in range(2))
-    return engine.start(spec, engine.family.conditioning(spec, prompt, negative if guidance_scale > 1 else None, None))
-
-
-def given(trajectory: Trajectory) -> Callable[[Engine], Trajectory]:
-    return lambda _: trajectory
+    embeddings = [{"prompt_embeds": torch.randn(12, 16, generator=generator)} for _ in range(2)]
+    return Start(name, spec, embeddings if guidance_scale > 1 else embeddings[:1])
 
 
 class Listener:
-    def __init__(self) -> None:
+    def __init__(self, wish: Wish = Wish()) -> None:  # noqa: B008 - it is frozen
         self.updates: list[Update] = []
         self.ended = threading.Event()
+        self._wish = wish
+
+    def wish(self, step_index: int) -> Wish:
+        return self._wish
 
     def __call__(self, update: Update) -> None:
         self.updates.append(update)
-        if update.error is not None or update.trajectory.is_done:
+        if update.error is not None or update.is_done:
             self.ended.set()
 
-    def wait(self) -> Trajectory:
+    def wait(self) -> torch.Tensor:
         assert self.ended.wait(TIMEOUT_S)
-        if self.updates[-1].error is not None:
-            raise self.updates[-1].error
-        return self.updates[-1].trajectory
+        last = self.updates[-1]
+        if last.error is not None:
+            raise last.error
+        assert last.outcome is not None
+        assert last.outcome.result is not None
+        return last.outcome.result
 
 
-def alone(engine: Engine, trajectory: Trajectory) -> torch.Tensor:
+def alone(engine: Engine, order: Start) -> torch.Tensor:
+    trajectory = engine.start(order.spec, engine.family.conditioning(order.spec, *order.embeddings))
     while not trajectory.is_done:
         [trajectory] = engine.step([trajectory])
     return trajectory.latents
 
 
 def test_every_step_is_told_and_the_end_is_what_it_is_alone(engine: Engine, loop: DenoisingLoop) -> None:
-    trajectory, listener = start(engine), Listener()
-    loop.join("a", given(trajectory), listener)
+    listener = Listener()
+    loop.join(order("a"), listener)
     result = listener.wait()
-    assert [u.trajectory.step_index for u in listener.updates] == [1, 2, 3, 4, 5, 6]
-    assert (result.latents - alone(engine, trajectory)).abs().max() <= 1e-5
+    assert [u.step_index for u in listener.updates] == [1, 2, 3, 4, 5, 6]
+    assert (result - alone(engine, order("a"))).abs().max() <= 1e-5
     assert loop.num_active == 0
+
+
+def test_what_is_wished_for_is_told_and_a_checkpoint_goes_on(engine: Engine, loop: DenoisingLoop) -> None:
+    listener, resumed = Listener(Wish(preview=True, checkpoint=True)), Listener()
+    loop.join(order("a"), listener)
+    result = listener.wait()
+    told = [u.outcome for u in listener.updates[:-1]]
+    assert all(o.preview is not None and o.preview.shape == result.shape for o in told)
+    loop.join(replace(order("b"), checkpoint=told[2].checkpoint), resumed)
+    assert torch.equal(resumed.wait(), result)
+    assert [u.step_index for u in resumed.updates] == [4, 5, 6]
+    other = Listener()
+    loop.join(replace(order("c", seed=5), checkpoint=told[2].checkpoint), other)
+    with pytest.raises(PackError, match="conditioning"):
+        other.wait()
+
+
+def test_what_has_ended_is_held_no_more(engine: Engine, loop: DenoisingLoop) -> None:
+    loop.join(order("a"), listener := Listener())
+    listener.wait()
+    loop.join(order("b"), listener := Listener())
+    listener.wait()
+    deadline = time.monotonic() + TIMEOUT_S
+    while loop.fleet.rank._held and time.monotonic() < deadline:  # type: ignore[attr-defined]
+        time.sleep(0.01)
+    assert not loop.fleet.rank._held  # type: ignore[attr-defined]
 
 
 def test_those_who_come_later_share_the_forwards(engine: Engine, loop: DenoisingLoop) -> None:
     first = Listener()
-    loop.join("first", given(start(engine, steps=200)), first)
+    loop.join(order("first", steps=200), first)
     while len(first.updates) < 3:
         time.sleep(0.001)
-    others = [(start(engine, steps=5 + i, seed=i, guidance_scale=1.0 + i), Listener()) for i in range(3)]
-    for i, (trajectory, listener) in enumerate(others):
-        loop.join(f"other-{i}", given(trajectory), listener)
-    for trajectory, listener in others:
-        assert (listener.wait().latents - alone(engine, trajectory)).abs().max() <= 1e-5
+    others = [(order(f"other-{i}", steps=5 + i, seed=i, guidance_scale=1.0 + i), Listener()) for i in range(3)]
+    for each, listener in others:
+        loop.join(each, listener)
+    for each, listener in others:
+        assert (listener.wait() - alone(engine, each)).abs().max() <= 1e-5
     loop.leave("first")
-    assert engine.num_rows > engine.num_forwards - sum(t.num_steps for t, _ in others)
+    assert loop.num_rows > loop.num_forwards
 
 
 def test_leaving_stops_within_one_step(engine: Engine, loop: DenoisingLoop) -> None:
     listener = Listener()
-    loop.join("a", given(start(engine, steps=10_000)), listener)
+    loop.join(order("a", steps=10_000), listener)
     while not listener.updates:
         time.sleep(0.001)
     loop.leave("a")
@@ -126,13 +159,13 @@ class Poisoned(Engine):
 @pytest.mark.parametrize("error", [ValueError("poison"), torch.OutOfMemoryError("too big")], ids=["raises", "oom"])
 def test_a_failing_one_takes_nobody_with_it(family: Wan, error: Exception) -> None:
     engine = Poisoned(family, error)
-    loop = DenoisingLoop(lambda: engine, max_batch_size=4, max_batch_tokens=100_000)
+    loop = DenoisingLoop(lambda: Alone(engine), max_batch_size=4, max_batch_tokens=100_000)
     listeners = {seed: Listener() for seed in (1, 2, 13, 4)}
     for seed, listener in listeners.items():
-        loop.join(str(seed), given(start(engine, seed=seed)), listener)
+        loop.join(order(str(seed), seed=seed), listener)
     try:
         for seed in (1, 2, 4):
-            assert listeners[seed].wait().is_done
+            assert listeners[seed].wait() is not None
         with pytest.raises(type(error)):
             listeners[13].wait()
     finally:
@@ -140,7 +173,7 @@ def test_a_failing_one_takes_nobody_with_it(family: Wan, error: Exception) -> No
 
 
 def test_an_id_is_denoised_once(engine: Engine, loop: DenoisingLoop) -> None:
-    loop.join("a", given(start(engine, steps=10_000)), Listener())
+    loop.join(order("a", steps=10_000), Listener())
     with pytest.raises(ValueError, match="already"):
-        loop.join("a", given(start(engine)), Listener())
+        loop.join(order("a"), Listener())
     loop.leave("a")

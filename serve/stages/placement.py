@@ -1,0 +1,26 @@
+"""Where the ranks of a replica are put: one placement group a replica, its coordinator in the first bundle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raydiance.serve.config import DenoiserConfig
+from raydiance.serve.parallel_config import ParallelConfig
+
+
+def gpus_per_rank(config: DenoiserConfig, parallel: ParallelConfig) -> float:
+    """What Ray sets aside for each: a whole GPU, unless it is said otherwise."""
+    return config.num_gpus or (0.0 if parallel.device == "cpu" else 1.0)
+
+
+def placement(config: DenoiserConfig, parallel: ParallelConfig) -> dict[str, Any]:
+    """Options of the deployment: for a replica of one rank what its actor takes, else a bundle a rank."""
+    if parallel.gpus == 1:
+        return {"ray_actor_options": {"num_cpus": config.num_cpus, "num_gpus": config.num_gpus}}
+    rank = {"CPU": parallel.num_cpus, "GPU": gpus_per_rank(config, parallel)}
+    rank = {name: amount for name, amount in rank.items() if amount}
+    return {
+        "ray_actor_options": {"num_cpus": config.num_cpus, "num_gpus": 0},
+        "placement_group_bundles": [{"CPU": config.num_cpus}, *[rank] * parallel.gpus],
+        "placement_group_strategy": "STRICT_PACK" if parallel.nodes == 1 else "PACK",
+    }

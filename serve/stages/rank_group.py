@@ -1,0 +1,216 @@
+"""Several ranks of one replica, as a denoising loop sees them: they are told what to do, watched, and replaced whole.
+
+The coordinator sends each rank of a step one order, and the first of them answers; inside a step ranks talk to each
+other alone. A rank that dies is noticed by the call that never returns to it, one that hangs by the step's deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from raydiance.parallel.errors import ExchangeMisused, LaneLost, PeerLost
+from raydiance.serve.config import DenoiserConfig, ModelConfig
+from raydiance.serve.engine.fleet import RanksLost
+from raydiance.serve.engine.orders import Move, Outcome, Report, Standing, Start, Turn
+from raydiance.serve.errors import ConfigError
+from raydiance.serve.parallel_config import ParallelConfig
+from raydiance.serve.stages import memory
+from raydiance.serve.stages.placement import gpus_per_rank
+from raydiance.serve.stages.rank_actor import RankActor
+
+log = logging.getLogger("ray.serve")
+BROKEN = (PeerLost, ExchangeMisused, LaneLost)
+GRACE_S = 2.0
+"""For the other ranks of a step to fail as the first did: an error that only some meet breaks the replica."""
+
+
+class RankGroup:
+    """A `Fleet`. Its constructor returns when all ranks have loaded their weights and met.
+
+    Args:
+        group: bundle 0 is the coordinator's, bundles 1 … N a rank's each.
+        lost: called in a thread of its own when a rank's process has died.
+
+    Raises ConfigError where ranks lie on other nodes than configured, or what a rank raises when it loads.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        model: ModelConfig,
+        config: DenoiserConfig,
+        parallel: ParallelConfig,
+        group: PlacementGroup,
+        lost: Callable[[RanksLost], None],
+    ) -> None:
+        self.size = parallel.gpus
+        self._parallel = parallel
+        self._holders: dict[str, frozenset[int]] = {}
+        device = "cuda" if parallel.device == "auto" else parallel.device
+        actor: Any = ray.remote(RankActor)
+        actors = [
+            actor.options(
+                num_cpus=parallel.num_cpus,
+                concurrency_groups={"watch": 1},
+                num_gpus=gpus_per_rank(config, parallel),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i + 1),
+                runtime_env={"env_vars": memory.environment(device)},
+            ).remote()
+            for i in range(self.size)
+        ]
+        places = ray.get([a.where.remote() for a in actors], timeout=parallel.start_deadline_s)
+        order = in_node_order([node for node, _, _ in places], parallel.nodes)
+        self._ranks: list[Any] = [actors[i] for i in order]
+        here = ray.get_runtime_context().get_node_id()
+        self.pids = [places[i][2] for i in order]
+        self._here = [pid for node, _, pid in places if node == here]
+        self._watch(lost)
+        address, port = places[order[0]][1], ray.get(self._ranks[0].free_port.remote())
+        meeting = f"tcp://{address}:{port}"
+        deadlines = parallel.step_deadline_s, parallel.start_deadline_s
+        self.card = self._loaded(
+            model.id,
+            [
+                rank.load.remote(i, self.size, meeting, folder, model, config, device, *deadlines)
+                for i, rank in enumerate(self._ranks)
+            ],
+        )
+
+    def begin(self, start: Start) -> tuple[Standing, Outcome]:
+        shared = ray.put(start)  # once, for all ranks of a node
+        refs = [rank.begin.remote(shared) for rank in self._ranks]
+        found: tuple[Standing, Outcome] = self._answers([refs])[0]
+        self._holders[start.id] = frozenset(range(self.size))
+        return found
+
+    def drop(self, ids: Sequence[str]) -> None:
+        for each in ids:
+            self._holders.pop(each, None)
+        for rank in self._ranks:
+            rank.drop.remote(list(ids))
+
+    def step(self, turns: Sequence[Turn]) -> list[Report | Exception]:
+        for turn in turns:
+            for batch in turn.batches:
+                for each in batch:
+                    self._bring(each, turn)
+        asked = [[self._ranks[i].turn.remote(turn) for i in turn.mesh.subgroup.ranks] for turn in turns]
+        answers = self._answers(asked, raises=False)
+        for turn, answer in zip(turns, answers, strict=True):
+            if turn.keeps and isinstance(answer, Report):
+                self._holders |= dict.fromkeys(answer.outcomes, frozenset(turn.mesh.subgroup.ranks))
+        return answers
+
+    def kill(self) -> None:
+        """Ends every rank's process at once; one that is stopped too, where it is on this node."""
+        for pid in self._here:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        for rank in self._ranks:
+            ray.kill(rank)
+
+    def _bring(self, trajectory: str, turn: Turn) -> None:
+        """Its state to the ranks of a turn that lack it: they were not among those of its last steps."""
+        held, ranks = self._holders[trajectory], frozenset(turn.mesh.subgroup.ranks)
+        if missing := ranks - held:
+            move = Move(trajectory, min(held & ranks or held), tuple(sorted(missing)))
+            for i in (move.sender, *move.receivers):
+                self._ranks[i].move.remote(move)
+            self._holders[trajectory] = held | missing
+
+    def _answers(self, asked: list[list[Any]], raises: bool = True) -> list[Any]:
+        """Of the first rank of each list, when all have answered; what they raised alike, or raised here.
+
+        Raises RanksLost where a rank is gone, hangs, or fails alone.
+        """
+        everything = [ref for refs in asked for ref in refs]
+        waiting, deadline = everything, time.monotonic() + self._parallel.step_deadline_s
+        errors: dict[Any, Exception] = {}
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            done, waiting = ray.wait(waiting, timeout=left)
+            for ref in done:
+                if (error := _error(ref)) is not None:
+                    errors[ref] = error
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
+        if waiting and not errors:
+            raise RanksLost(f"{self._names(everything, waiting)} took longer than {self._parallel.step_deadline_s:g} s")
+        answers: list[Any] = []
+        for refs in asked:
+            failed = [errors[ref] for ref in refs if ref in errors]
+            if not failed:
+                answers.append(ray.get(refs[0]))
+            elif len(failed) == len(refs) and not any(isinstance(e, (*BROKEN, RayError)) for e in failed):
+                if raises:
+                    raise failed[0]
+                answers.append(failed[0])
+            else:
+                raise RanksLost(f"{len(failed)} of {len(refs)} ranks failed: {failed[0]}") from failed[0]
+        return answers
+
+    def _names(self, everything: list[Any], waiting: list[Any]) -> str:
+        return f"{len(waiting)} of {len(everything)} ranks"
+
+    def _watch(self, lost: Callable[[RanksLost], None]) -> None:
+        """Tells when the process of a rank has died."""
+        calls = {rank.watch.remote(): i for i, rank in enumerate(self._ranks)}
+
+        def wait() -> None:
+            (ended,), _ = ray.wait(list(calls))
+            error = RanksLost(f"rank {calls[ended]} has died")
+            error.__cause__ = _error(ended)
+            lost(error)
+
+        threading.Thread(target=wait, name="watch-ranks", daemon=True).start()
+
+    def _loaded(self, model_id: str, loading: list[Any]) -> Any:
+        """The model's card, when all have it; a line for each that has."""
+        waiting, ranks = list(loading), {ref: i for i, ref in enumerate(loading)}
+        deadline = time.monotonic() + self._parallel.start_deadline_s
+        card: Any = None
+        while waiting:
+            done, waiting = ray.wait(waiting, timeout=max(deadline - time.monotonic(), 0.001))
+            if not done:
+                names = ", ".join(str(ranks[ref]) for ref in waiting)
+                raise RanksLost(f"ranks {names} did not load within {self._parallel.start_deadline_s:g} s")
+            if (error := _error(done[0])) is not None:
+                raise error
+            card, seconds = ray.get(done[0])
+            have = len(loading) - len(waiting)
+            log.info(
+                "model '%s': rank %d loaded in %.1f s (%d of %d)", model_id, ranks[done[0]], seconds, have, len(loading)
+            )
+        return card
+
+
+def in_node_order(nodes: Sequence[str], num_nodes: int) -> list[int]:
+    """Indices such that those of one node are neighbours. Raises ConfigError for nodes with unequal shares."""
+    names = list(dict.fromkeys(nodes))
+    each = [nodes.count(name) for name in names]
+    if len(names) > num_nodes or len(set(each)) > 1:
+        raise ConfigError(f"parallel.nodes={num_nodes}: {len(nodes)} ranks lie on nodes with {each} of them")
+    return sorted(range(len(nodes)), key=lambda i: names.index(nodes[i]))
+
+
+def _error(ref: Any) -> Exception | None:
+    """What a call that has ended raised: the cause, where it was raised inside of the actor."""
+    try:
+        ray.get(ref)
+    except RayTaskError as error:
+        return error.cause if isinstance(error.cause, Exception) else error
+    except RayError as error:
+        return error
+    return None
