@@ -24,6 +24,7 @@ from transformers import CLIPTextModel, T5EncoderModel
 from raydiance.models.family import Attention, Family, Row, Stage, Tensors
 from raydiance.models.flux_attention import Processor
 from raydiance.models.flux_config import FluxConfig
+from raydiance.models.image_vae import decode_image
 from raydiance.models.inputs import Inputs
 from raydiance.models.options import LoadOptions
 from raydiance.models.solver import Solver
@@ -122,13 +123,14 @@ class Flux(Family):
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor, spec: Spec) -> Iterator[np.ndarray]:
-        """Packed latents [L, 4C] -> one chunk, uint8 [1, height, width, 3]."""
+        """Packed latents [L, 4C] -> one chunk, uint8 [1, height, width, 3]; none where a rank is to have no tiles."""
         vae = self.pipeline.vae
         packed = latents[None].to(self.device, vae.dtype)
         z = self.pipeline._unpack_latents(packed, spec.height, spec.width, self.config.spatial_factor)
-        image = vae.decode(z / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False)[0]
-        pixels = self.pipeline.image_processor.postprocess(image, output_type="np")
-        yield (pixels * 255).round().astype(np.uint8)
+        z = z / vae.config.scaling_factor + vae.config.shift_factor
+        if (image := decode_image(vae, z, self.tokens, self.run)) is not None:
+            pixels = self.pipeline.image_processor.postprocess(image, output_type="np")
+            yield (pixels * 255).round().astype(np.uint8)
 
     # -- stage "denoise"
 

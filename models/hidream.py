@@ -23,6 +23,7 @@ from transformers import CLIPTextModelWithProjection, LlamaForCausalLM, T5Encode
 from raydiance.models.family import Attention, Family, Row, Stage, Tensors
 from raydiance.models.hidream_attention import Processor
 from raydiance.models.hidream_config import HiDreamConfig, check_elsewhere
+from raydiance.models.image_vae import decode_image
 from raydiance.models.inputs import Inputs
 from raydiance.models.options import LoadOptions
 from raydiance.models.solver import Solver
@@ -105,12 +106,12 @@ class HiDream(Family):
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor, spec: Spec) -> Iterator[np.ndarray]:  # noqa: ARG002 - the latents say all
-        """Latents [C, H, W] -> one chunk, uint8 [1, h, w, 3]."""
+        """Latents [C, H, W] -> one chunk, uint8 [1, h, w, 3]; none where a rank is to have no tiles."""
         vae = self.pipeline.vae
         z = latents[None].to(self.device, vae.dtype) / vae.config.scaling_factor + vae.config.shift_factor
-        pixels = vae.decode(z, return_dict=False)[0]
-        frames = self.pipeline.image_processor.postprocess(pixels, output_type="np")
-        yield (frames * 255).round().astype(np.uint8)
+        if (pixels := decode_image(vae, z, self.tokens, self.run)) is not None:
+            frames = self.pipeline.image_processor.postprocess(pixels, output_type="np")
+            yield (frames * 255).round().astype(np.uint8)
 
     # -- stage "denoise"
 

@@ -19,7 +19,7 @@ def tiling(vae: AutoencoderKL) -> Tiling:
     return Tiling((size, size), (stride, stride), 2 ** (len(vae.config.block_out_channels) - 1))
 
 
-def decode(vae: AutoencoderKL, z: torch.Tensor, tokens: Tokens | None, run: Run) -> torch.Tensor | None:
+def decode_image(vae: AutoencoderKL, z: torch.Tensor, tokens: Tokens | None, run: Run) -> torch.Tensor | None:
     """[B, C, H, W] in the VAE's own scale -> [B, 3, h, w]; None where the tiles are not wanted on this rank."""
     tiles = tiling(vae)
     pixels = z.shape[-2] * z.shape[-1] * tiles.scale**2
@@ -30,7 +30,7 @@ def decode(vae: AutoencoderKL, z: torch.Tensor, tokens: Tokens | None, run: Run)
 
 
 def decode_tiled(vae: AutoencoderKL, z: torch.Tensor, run: Run) -> torch.Tensor | None:
-    """The same pixels as diffusers' `tiled_decode`, each tile a forward of its own; as `decode` otherwise."""
+    """The same pixels as diffusers' `tiled_decode`, each tile a forward of its own; as `decode_image` otherwise."""
     tiles = tiling(vae)
 
     def forward(tile: torch.Tensor) -> Forward:

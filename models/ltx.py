@@ -34,6 +34,7 @@ from raydiance.models.family import Attention, Audio, Family, Row, Stage, Tensor
 from raydiance.models.inputs import Inputs
 from raydiance.models.ltx_config import LTXConfig
 from raydiance.models.ltx_guidance import Prediction, Scales
+from raydiance.models.ltx_vae import decode_video
 from raydiance.models.options import LoadOptions
 from raydiance.models.solver import Solver
 from raydiance.models.spec import Spec
@@ -112,7 +113,7 @@ class LTX(Family):
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor, spec: Spec) -> Iterator[np.ndarray]:
-        """uint8 [T, H, W, 3], in one chunk.
+        """uint8 [T, H, W, 3], in one chunk; in none where a rank is to have no tiles.
 
         diffusers' pipeline lets a decoder with `timestep_conditioning` see latents without noise by default: so here.
         """
@@ -121,9 +122,9 @@ class LTX(Family):
         z = self.pipeline._unpack_latents(video[None].to(self.dtype), frames, rows, cols)
         z = self.pipeline._denormalize_latents(z, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
         timestep = torch.zeros(1, device=self.device, dtype=z.dtype) if vae.config.timestep_conditioning else None
-        pixels = vae.decode(z.to(vae.dtype), timestep, return_dict=False)[0]
-        made = self.pipeline.video_processor.postprocess_video(pixels, output_type="np")[0]
-        yield (made * 255).round().astype(np.uint8)
+        if (pixels := decode_video(vae, z.to(vae.dtype), timestep, self.tokens, self.run)) is not None:
+            made = self.pipeline.video_processor.postprocess_video(pixels, output_type="np")[0]
+            yield (made * 255).round().astype(np.uint8)
 
     @torch.no_grad()
     def decode_audio(self, latents: torch.Tensor, spec: Spec) -> Audio | None:

@@ -23,7 +23,7 @@ def tiling(vae: AutoencoderKLLTX2Video) -> Tiling:
     )
 
 
-def decode(
+def decode_video(
     vae: AutoencoderKLLTX2Video, z: torch.Tensor, timestep: torch.Tensor | None, tokens: Tokens | None, run: Run
 ) -> torch.Tensor | None:
     """[B, C, T, H, W] in the VAE's own scale -> [B, 3, t, h, w]; None where the tiles are not wanted on this rank.
@@ -42,7 +42,7 @@ def decode(
 def decode_tiled(
     vae: AutoencoderKLLTX2Video, z: torch.Tensor, timestep: torch.Tensor | None, run: Run
 ) -> torch.Tensor | None:
-    """The same pixels as diffusers' `tiled_decode`, each tile a forward of its own; as `decode` otherwise."""
+    """The same pixels as diffusers' `tiled_decode`, each tile a forward of its own; as `decode_video` otherwise."""
     tiles, num_frames = tiling(vae), _num_frames(vae, z)
 
     def forward(tile: torch.Tensor) -> Forward:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests import vaes
-from tests.families.kit import naive_attention
+from tests.families.kit import all_models, naive_attention
 
+from raydiance.models import image_vae, ltx_vae, wan
+from raydiance.models.family import Family
 from raydiance.models.tiles import TileRunner, Tiling, wants_tiles
 from raydiance.models.tokens import Forward, Whole, run_in_turn
 
@@ -148,3 +153,51 @@ def test_a_runner_of_tiles_attends_to_nothing() -> None:
     q = torch.zeros(1, 2, 1, 4)
     with pytest.raises(TypeError, match="for decoders"):
         TileRunner(Recorder(2)).attend(lambda: q, lambda: q, lambda: q, ("video",))
+
+
+FAMILIES = {m.name: m for m in all_models() if m.name in ("flux-dev", "hidream-full", "ltx", "wan-ti2v")}
+LIMITS = (image_vae, ltx_vae, wan)
+
+
+@pytest.fixture(params=FAMILIES)
+def decoding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Family, Callable[[], Any]]:
+    """A decoder whose tiles are smaller than the frames of its first case, and what decodes them into chunks."""
+    model = FAMILIES[request.param]
+    studio, case = model.studio, model.cases[0]
+    vae = studio.decoder.pipeline.vae
+    if hasattr(vae, "tile_sample_min_height"):
+        for side in ("height", "width"):
+            monkeypatch.setattr(vae, f"tile_sample_min_{side}", 64 if model.name == "ltx" else 32)
+            monkeypatch.setattr(vae, f"tile_sample_stride_{side}", 32 if model.name == "ltx" else 24)
+    latents = studio.start(case).latents
+    return studio.decoder, lambda: list(studio.decoder.decode(latents, case.spec))
+
+
+def test_a_family_decodes_in_tiles_what_is_large_and_what_it_is_asked_to(
+    decoding: tuple[Family, Callable[[], Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder, decode = decoding
+    whole = np.concatenate(decode())
+    quiet, asked = Recorder(2), Recorder(2)
+    monkeypatch.setattr(decoder, "tokens", TileRunner(quiet))
+    assert np.array_equal(np.concatenate(decode()), whole)
+    assert quiet.ran == []
+    monkeypatch.setattr(decoder, "tokens", TileRunner(asked, small=True))
+    [tiled] = decode()
+    [num_tiles] = asked.ran
+    assert num_tiles > 1
+    assert tiled.shape == whole.shape
+    assert not np.array_equal(tiled, whole)
+    for module in LIMITS:
+        monkeypatch.setattr(module, "MAX_UNTILED_PIXELS", 1)
+    monkeypatch.setattr(decoder, "tokens", None)
+    assert np.array_equal(decode()[0], tiled)
+
+
+def test_a_family_gives_no_frames_where_its_tiles_are_not_wanted(
+    decoding: tuple[Family, Callable[[], Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder, decode = decoding
+    silent = SimpleNamespace(concurrency=2, run=lambda forwards: [])
+    monkeypatch.setattr(decoder, "tokens", TileRunner(silent, small=True))
+    assert decode() == []
