@@ -21,14 +21,17 @@ from diffusers.utils.torch_utils import randn_tensor
 from PIL.Image import Image
 from transformers import CLIPTextModel, T5EncoderModel
 
-from raydiance.models.family import Attention, Family, Row, Stage, Tensors
+from raydiance.models import flux_tokens
+from raydiance.models.family import Family, Row, Stage, Tensors
 from raydiance.models.flux_attention import Processor
 from raydiance.models.flux_config import FluxConfig
 from raydiance.models.image_vae import decode_image
 from raydiance.models.inputs import Inputs
 from raydiance.models.options import LoadOptions
+from raydiance.models.seams import Seams
 from raydiance.models.solver import Solver
 from raydiance.models.spec import Spec
+from raydiance.models.tokens import Forward, Tokens
 from raydiance.models.weights import dtype_of, load_component, load_scheduler, load_tokenizer
 
 MAX_SOLVERS = 256
@@ -68,6 +71,7 @@ class Flux(Family):
             raise ValueError(f"stage {stage!r} is not one of {', '.join(get_args(Stage))}")
         self.pipeline = FluxPipeline(**parts)
         self._solver = functools.lru_cache(MAX_SOLVERS)(self._new_solver)
+        self._seams = Seams()
 
     # -- stage "encode"
 
@@ -191,20 +195,26 @@ class Flux(Family):
     def predict(self, rows: Sequence[Row]) -> list[torch.Tensor]:
         """Two forwards, as diffusers does: every row with its prompt, then the guided ones with their negative one."""
         guided = [i for i, row in enumerate(rows) if self.card.uses_negative(row.spec)]
-        predictions = self._forward(rows, "")
+        forwards = [self._forward(rows, "")]
         if guided:
-            negative = self._forward([rows[i] for i in guided], "negative_")
-            for i, unconditional in zip(guided, negative, strict=True):
+            forwards.append(self._forward([rows[i] for i in guided], "negative_"))
+        predictions, *negative = map(list, self.run(forwards))
+        if guided:
+            for i, unconditional in zip(guided, negative[0], strict=True):
                 scale = rows[i].spec.extra["true_cfg_scale"]
                 predictions[i] = unconditional + scale * (predictions[i] - unconditional)
         return [prediction.float() for prediction in predictions]
 
-    def _forward(self, rows: Sequence[Row], prefix: str) -> list[torch.Tensor]:
-        """One prediction [L, 4C] a row, in the transformer's dtype.
+    def _forward(self, rows: Sequence[Row], prefix: str) -> Forward:
+        """Of predictions [B, L, 4C].
 
         Args:
             prefix: of the names of the text's tensors, "" or "negative_".
         """
+        shape = len(rows), *rows[0].latents.shape
+        return Forward(lambda: self._transform(rows, prefix), shape, self.dtype, self.device)
+
+    def _transform(self, rows: Sequence[Row], prefix: str) -> torch.Tensor:
         embeds, pooled = (
             torch.stack([row.conditioning[prefix + name] for row in rows]).to(self.device, self.dtype)
             for name in ("prompt_embeds", "pooled_prompt_embeds")
@@ -223,14 +233,19 @@ class Flux(Family):
             img_ids=self._ids(rows[0]),
             return_dict=False,
         )[0]
-        return list(outputs[:, : len(rows[0].latents)])
+        return outputs[:, : len(rows[0].latents)]
 
     def finish(self, spec: Spec, conditioning: Tensors, latents: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """As they are: the decoder unpacks them."""
         return latents
 
-    def set_attention(self, attention: Attention | None) -> None:
-        self.pipeline.transformer.set_attn_processor(FluxAttnProcessor() if attention is None else Processor(attention))
+    def set_tokens(self, tokens: Tokens | None) -> None:
+        self.tokens = tokens
+        self._seams.remove()
+        transformer = self.pipeline.transformer
+        transformer.set_attn_processor(FluxAttnProcessor() if tokens is None else Processor(tokens))
+        if tokens is not None:
+            self._seams = flux_tokens.hook(transformer, tokens)
 
     def _latent_size(self, spec: Spec) -> tuple[int, int]:
         return spec.height // self.config.spatial_factor, spec.width // self.config.spatial_factor

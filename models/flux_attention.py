@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from diffusers.models.embeddings import apply_rotary_emb
 
-from raydiance.models.family import Attention
+from raydiance.models.flux_tokens import IMAGE, TEXT
+from raydiance.models.tokens import Tokens
 
 
 class Processor:
@@ -17,8 +18,8 @@ class Processor:
     is the given one. It runs over text and pictures at once, text first.
     """
 
-    def __init__(self, attention: Attention) -> None:
-        self.attention = attention
+    def __init__(self, tokens: Tokens) -> None:
+        self.tokens = tokens
 
     def __call__(
         self,
@@ -36,25 +37,40 @@ class Processor:
         """
         if attention_mask is not None:
             raise ValueError("an attention handed in from outside takes no mask")
-        q, k, v = _heads(attn, hidden_states, attn.to_q, attn.to_k, attn.to_v)
-        q, k = attn.norm_q(q), attn.norm_k(k)
-        if encoder_hidden_states is not None:
-            text = _heads(attn, encoder_hidden_states, attn.add_q_proj, attn.add_k_proj, attn.add_v_proj)
-            text_q, text_k, text_v = text
-            q = torch.cat([attn.norm_added_q(text_q), q], dim=1)
-            k = torch.cat([attn.norm_added_k(text_k), k], dim=1)
-            v = torch.cat([text_v, v], dim=1)
-        if image_rotary_emb is not None:
-            q = apply_rotary_emb(q, image_rotary_emb, sequence_dim=1)
-            k = apply_rotary_emb(k, image_rotary_emb, sequence_dim=1)
-        out = self.attention(q, k, v).flatten(2, 3).type_as(q)
-        if encoder_hidden_states is None:
+        text = encoder_hidden_states
+
+        def query() -> torch.Tensor:
+            q = attn.norm_q(_heads(attn, attn.to_q(hidden_states)))
+            if text is not None:
+                q = torch.cat([attn.norm_added_q(_heads(attn, attn.add_q_proj(text))), q], dim=1)
+            return _rotate(q, image_rotary_emb)
+
+        def key() -> torch.Tensor:
+            k = attn.norm_k(_heads(attn, attn.to_k(hidden_states)))
+            if text is not None:
+                k = torch.cat([attn.norm_added_k(_heads(attn, attn.add_k_proj(text))), k], dim=1)
+            return _rotate(k, image_rotary_emb)
+
+        def value() -> torch.Tensor:
+            v = _heads(attn, attn.to_v(hidden_states))
+            return v if text is None else torch.cat([_heads(attn, attn.add_v_proj(text)), v], dim=1)
+
+        out = self.tokens.attend(query, key, value, queries=(TEXT, IMAGE)).flatten(2, 3).type_as(hidden_states)
+        if text is None:
             return out
-        of_text, of_pictures = out.split([encoder_hidden_states.shape[1], hidden_states.shape[1]], dim=1)
+        of_text, of_pictures = out.split([text.shape[1], hidden_states.shape[1]], dim=1)
         projection, dropout = attn.to_out
-        return dropout(projection(of_pictures)), attn.to_add_out(of_text)
+        return dropout(projection(of_pictures.contiguous())), attn.to_add_out(of_text.contiguous())
 
 
-def _heads(attn: Any, x: torch.Tensor, *projections: torch.nn.Module) -> list[torch.Tensor]:
-    """[B, L, D] -> one [B, L, H, D / H] for each projection."""
-    return [projection(x).unflatten(-1, (-1, attn.head_dim)) for projection in projections]
+def _heads(attn: Any, x: torch.Tensor) -> torch.Tensor:
+    """[B, L, D] -> [B, L, H, D / H]."""
+    heads: torch.Tensor = x.unflatten(-1, (-1, attn.head_dim))
+    return heads
+
+
+def _rotate(x: torch.Tensor, rotary_emb: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
+    if rotary_emb is None:
+        return x
+    rotated: torch.Tensor = apply_rotary_emb(x, rotary_emb, sequence_dim=1)
+    return rotated

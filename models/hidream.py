@@ -20,14 +20,17 @@ from diffusers.pipelines.hidream_image.pipeline_hidream_image import calculate_s
 from diffusers.utils.torch_utils import randn_tensor
 from transformers import CLIPTextModelWithProjection, LlamaForCausalLM, T5EncoderModel
 
-from raydiance.models.family import Attention, Family, Row, Stage, Tensors
+from raydiance.models import hidream_tokens
+from raydiance.models.family import Family, Row, Stage, Tensors
 from raydiance.models.hidream_attention import Processor
 from raydiance.models.hidream_config import HiDreamConfig, check_elsewhere
 from raydiance.models.image_vae import decode_image
 from raydiance.models.inputs import Inputs
 from raydiance.models.options import LoadOptions
+from raydiance.models.seams import Seams
 from raydiance.models.solver import Solver
 from raydiance.models.spec import Spec
+from raydiance.models.tokens import Forward, Tokens
 from raydiance.models.weights import dtype_of, load_component, load_scheduler, load_tokenizer
 
 ENCODERS = {
@@ -70,6 +73,7 @@ class HiDream(Family):
             raise ValueError(f"stage {stage!r} is not one of {', '.join(get_args(Stage))}")
         self.pipeline = HiDreamImagePipeline(**parts)
         self._solver = functools.cache(self._new_solver)
+        self._seams = Seams()
 
     # -- stage "encode"
 
@@ -152,18 +156,24 @@ class HiDream(Family):
     @torch.no_grad()
     def predict(self, rows: Sequence[Row]) -> list[torch.Tensor]:
         """One forward, as diffusers runs it: the guided rows with their negative prompt, then every row with its
-        prompt. The transformer gives the velocity's opposite."""
+        prompt. Two, where what is outside runs them at once."""
         guided = [i for i, row in enumerate(rows) if self.card.uses_negative(row.spec)]
-        calls = [(rows[i], "negative_") for i in guided] + [(row, "") for row in rows]
-        unconditional, predictions = self._forward(calls, len(guided))
-        for i, negative in zip(guided, unconditional, strict=True):
+        unconditional, conditional = [(rows[i], "negative_") for i in guided], [(row, "") for row in rows]
+        apart = bool(guided) and self.tokens is not None and self.tokens.concurrency > 1
+        branches = [unconditional, conditional] if apart else [unconditional + conditional]
+        outputs = torch.cat(self.run([self._forward(calls) for calls in branches]))
+        predictions = list(outputs[len(guided) :])
+        for i, negative in zip(guided, outputs, strict=False):
             predictions[i] = negative + rows[i].spec.guidance_scale * (predictions[i] - negative)
         return [prediction.float() for prediction in predictions]
 
-    def _forward(
-        self, calls: Sequence[tuple[Row, str]], num_guided: int
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Velocities of the first `num_guided` calls, and of the others; a call is a row and its prompt's prefix."""
+    def _forward(self, calls: Sequence[tuple[Row, str]]) -> Forward:
+        """Of velocities [B, C, H, W]; a call is a row and its prompt's prefix."""
+        shape = len(calls), *calls[0][0].latents.shape
+        return Forward(lambda: self._transform(calls), shape, self.dtype, self.device)
+
+    def _transform(self, calls: Sequence[tuple[Row, str]]) -> torch.Tensor:
+        """The transformer gives the velocity's opposite."""
 
         def embeds(name: str, dim: int = 0) -> torch.Tensor:
             stacked = torch.stack([row.conditioning[prefix + name] for row, prefix in calls], dim=dim)
@@ -177,16 +187,19 @@ class HiDream(Family):
             pooled_embeds=embeds("pooled_prompt_embeds"),
             return_dict=False,
         )[0]
-        velocities = list(-outputs)
-        return velocities[:num_guided], velocities[num_guided:]
+        return -outputs
 
     def finish(self, spec: Spec, conditioning: Tensors, latents: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         return latents
 
-    def set_attention(self, attention: Attention | None) -> None:
+    def set_tokens(self, tokens: Tokens | None) -> None:
+        self.tokens = tokens
+        self._seams.remove()
         transformer = self.pipeline.transformer
         for block in (*transformer.double_stream_blocks, *transformer.single_stream_blocks):
-            block.block.attn1.set_processor(HiDreamAttnProcessor() if attention is None else Processor(attention))
+            block.block.attn1.set_processor(HiDreamAttnProcessor() if tokens is None else Processor(tokens))
+        if tokens is not None:
+            self._seams = hidream_tokens.hook(transformer, tokens)
 
     def _latent_shape(self, spec: Spec) -> tuple[int, int, int]:
         factor = self.config.spatial_factor

@@ -29,19 +29,23 @@ from diffusers.utils.torch_utils import randn_tensor
 from PIL import Image
 from transformers import Gemma3ForConditionalGeneration
 
-from raydiance.models import ltx_attention, ltx_guidance
-from raydiance.models.family import Attention, Audio, Family, Row, Stage, Tensors
+from raydiance.models import ltx_attention, ltx_guidance, ltx_tokens
+from raydiance.models.family import Audio, Family, Row, Stage, Tensors
 from raydiance.models.inputs import Inputs
 from raydiance.models.ltx_config import LTXConfig
-from raydiance.models.ltx_guidance import Prediction, Scales
+from raydiance.models.ltx_guidance import Pair, Prediction, Scales
 from raydiance.models.ltx_vae import decode_video
 from raydiance.models.options import LoadOptions
+from raydiance.models.seams import Seams
 from raydiance.models.solver import Solver
 from raydiance.models.spec import Spec
+from raydiance.models.tokens import Forward, Tokens
 from raydiance.models.weights import dtype_of, load_component, load_scheduler, load_tokenizer
 
 MAX_SOLVERS = 64
 _TEXT = ("prompt_embeds", "audio_prompt_embeds", "prompt_mask")
+Call = tuple[str, int]
+"""A row of a forward: which velocity of a `Prediction`, and of which of the rows that are predicted."""
 
 
 class LTX(Family):
@@ -78,6 +82,7 @@ class LTX(Family):
         self.pipeline = LTX2Pipeline(**parts)
         self._solver = functools.lru_cache(MAX_SOLVERS)(self._new_solver)
         self._masks_text = True
+        self._seams = Seams()
 
     # -- stage "encode"
 
@@ -180,29 +185,21 @@ class LTX(Family):
     @torch.no_grad()
     def predict(self, rows: Sequence[Row]) -> list[torch.Tensor]:
         """One forward of every row with its prompt, the guided ones' negative prompts before them; then one of those
-        that want spatio-temporal guidance, and one of those that want the modalities apart: diffusers' forwards."""
+        that want spatio-temporal guidance, and one of those that want the modalities apart: diffusers' forwards.
+        Negative prompts have one of their own where what is outside runs several at once."""
         scales = [Scales.of(row.spec) for row in rows]
-        guided = [i for i, row in enumerate(rows) if self.card.uses_negative(row.spec)]
-        every = list(range(len(rows)))
-        outputs = self._forward([rows[i] for i in guided + every], ["negative_"] * len(guided) + [""] * len(every))
-        found = [Prediction(output) for output in outputs[len(guided) :]]
-        for i, output in zip(guided, outputs, strict=False):
-            found[i].unconditional = output
-        for name, wanted, options in (
-            (
-                "perturbed",
-                [s.perturbs for s in scales],
-                {"spatio_temporal_guidance_blocks": list(self.config.stg_blocks)},
-            ),
-            ("isolated", [s.isolates for s in scales], {"isolate_modalities": True}),
-        ):
-            some = [i for i in every if wanted[i]]
-            if some:
-                for i, output in zip(
-                    some, self._forward([rows[i] for i in some], [""] * len(some), **options), strict=True
-                ):
-                    setattr(found[i], name, output)
-        return [self._velocity(row, prediction, s) for row, prediction, s in zip(rows, found, scales, strict=True)]
+        guided = [("unconditional", i) for i, row in enumerate(rows) if self.card.uses_negative(row.spec)]
+        every = [("conditional", i) for i in range(len(rows))]
+        apart = self.tokens is not None and self.tokens.concurrency > 1
+        branches = [guided, every] if apart else [guided + every]
+        branches.append([("perturbed", i) for i, s in enumerate(scales) if s.perturbs])
+        branches.append([("isolated", i) for i, s in enumerate(scales) if s.isolates])
+        branches = [calls for calls in branches if calls]
+        found: list[dict[str, Pair]] = [{} for _ in rows]
+        for calls, outputs in zip(branches, self.run([self._forward(rows, c) for c in branches]), strict=True):
+            for (name, i), output in zip(calls, outputs.float(), strict=True):
+                found[i][name] = self._split(output, rows[i].spec)
+        return [self._velocity(row, Prediction(**f), s) for row, f, s in zip(rows, found, scales, strict=True)]
 
     def _velocity(self, row: Row, prediction: Prediction, scales: Scales) -> torch.Tensor:
         """Guided, and nothing where the first frame is given: it stays as it is."""
@@ -213,8 +210,19 @@ class LTX(Family):
             video[: self._frame_tokens(row.spec)] = 0
         return torch.cat([video.flatten(), sound.flatten()])
 
-    def _forward(self, rows: Sequence[Row], prefixes: Sequence[str], **options: Any) -> list[tuple[Any, Any]]:
-        """Velocities of video [S, C] and sound [L, A], fp32, one pair a row."""
+    def _forward(self, rows: Sequence[Row], calls: Sequence[Call]) -> Forward:
+        """Of velocities, shaped like latents [B, S * C + L * A]. Calls are all of the same kind, or with a prompt."""
+        some, prefixes = [rows[i] for _, i in calls], ["negative_" if n == "unconditional" else "" for n, _ in calls]
+        shape = len(calls), *rows[0].latents.shape
+        options = self._options(calls[0][0])
+        return Forward(lambda: self._transform(some, prefixes, **options), shape, self.dtype, self.device)
+
+    def _options(self, name: str) -> dict[str, Any]:
+        if name == "perturbed":
+            return {"spatio_temporal_guidance_blocks": list(self.config.stg_blocks)}
+        return {"isolate_modalities": True} if name == "isolated" else {}
+
+    def _transform(self, rows: Sequence[Row], prefixes: Sequence[str], **options: Any) -> torch.Tensor:
         spec, transformer = rows[0].spec, self.pipeline.transformer
         _, frames, height, width = self.config.latent_shape(spec)
         length = self.config.audio_shape(spec)[1]
@@ -250,7 +258,7 @@ class LTX(Family):
             return_dict=False,
             **options,
         )
-        return list(zip(video.float(), sound.float(), strict=True))
+        return torch.cat([video.flatten(1), sound.flatten(1)], dim=1)
 
     def finish(self, spec: Spec, conditioning: Tensors, latents: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """Puts a given first frame back."""
@@ -259,9 +267,13 @@ class LTX(Family):
         frame = self.pipeline._pack_latents(conditioning["image_latents"][None].to(latents))[0].flatten()
         return torch.cat([frame, latents[len(frame) :]])
 
-    def set_attention(self, attention: Attention | None) -> None:
-        ltx_attention.set_attention(self.pipeline.transformer, attention)
-        self._masks_text = attention is None or self.config.pads_text  # a mask that lets all through is none
+    def set_tokens(self, tokens: Tokens | None) -> None:
+        self.tokens = tokens
+        self._seams.remove()
+        self._masks_text = tokens is None or self.config.pads_text  # a mask that lets all through is none
+        ltx_attention.set_processors(self.pipeline.transformer, tokens)
+        if tokens is not None:
+            self._seams = ltx_tokens.hook(self.pipeline.transformer, tokens)
 
     def _latents(self, row: Row) -> torch.Tensor:
         return self.finish(row.spec, row.conditioning, row.latents.to(self.device))

@@ -19,6 +19,7 @@ from raydiance.models.hidream_attention import Processor
 from raydiance.models.inputs import Inputs
 from raydiance.models.options import LoadOptions
 from raydiance.models.spec import FieldError, Spec
+from raydiance.models.tokens import Whole
 
 EXACT = 1e-5
 BATCH = 1e-4
@@ -266,7 +267,7 @@ def test_an_attention_from_outside_takes_heads_that_are_rotated_in_part():
     }
     expected = transformer(**given).sample
     attention = torch.nn.functional.scaled_dot_product_attention
-    processor = Processor(lambda q, k, v: attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2))
+    processor = Processor(Whole(lambda q, k, v: attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)))
     for block in (*transformer.double_stream_blocks, *transformer.single_stream_blocks):
         block.block.attn1.set_processor(processor)
     torch.testing.assert_close(transformer(**given).sample, expected, atol=1e-6, rtol=0)

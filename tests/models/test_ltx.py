@@ -220,6 +220,29 @@ def test_an_attention_from_outside_is_used_in_every_block(model, case, num_calls
     assert torch.equal(studio.latents(case), expected)
 
 
+@pytest.mark.parametrize("name", ["attn1", "audio_to_video_attn"])
+def test_an_attention_from_outside_takes_no_mask_of_what_can_be_cut(name):
+    denoiser = LTX.studio.denoiser
+    try:
+        denoiser.set_attention(lambda q, k, v: v)
+        attention = getattr(denoiser.pipeline.transformer.transformer_blocks[0], name)
+        with pytest.raises(ValueError, match="no mask"):
+            attention(torch.zeros(1, 3, 16), attention_mask=torch.zeros(1, 1, 3))
+    finally:
+        denoiser.set_attention(None)
+
+
+def test_an_attention_from_outside_is_skipped_for_all_rows_or_for_none():
+    denoiser = LTX.studio.denoiser
+    try:
+        denoiser.set_attention(lambda q, k, v: v)
+        attention = denoiser.pipeline.transformer.transformer_blocks[0].attn1
+        with pytest.raises(ValueError, match="for all rows"):
+            attention(torch.zeros(2, 3, 16), perturbation_mask=torch.tensor([0.0, 1.0]), all_perturbed=False)
+    finally:
+        denoiser.set_attention(None)
+
+
 @pytest.mark.parametrize("model", [LTX, OLD], ids=lambda m: m.name)
 def test_in_bfloat16_every_stage_runs_and_stays_near(model):
     options = LoadOptions(dtype="bfloat16")
