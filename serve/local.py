@@ -82,7 +82,7 @@ def start_local(
     """
     began = time.monotonic()
     config = config.model_copy(update={"http": config.http.model_copy(update={"port": _port(config)})})
-    folders = [preflight.check_model(model) for model in config.models]
+    folders = [preflight.check_model(model, config.parallel_of(model)) for model in config.models]
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     import ray
@@ -236,6 +236,7 @@ def _num_cpus(config: Config) -> int:
     """Logical CPUs, at least the machine's, so that every replica is placed however small the machine."""
     stages = (config.text_encoder, config.denoiser, config.vae_decoder)
     asked = len(config.models) * sum(s.num_replicas * s.num_cpus for s in stages)
+    asked += config.denoiser.num_replicas * sum(p.num_cpus * p.gpus for p in map(config.parallel_of, config.models))
     return max(os.cpu_count() or 1, math.ceil(asked + OVERHEAD_CPUS))
 
 

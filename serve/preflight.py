@@ -11,11 +11,13 @@ from raydiance.models import registry, resolve
 from raydiance.models.spec import FieldError
 from raydiance.serve.config import Config, ModelConfig
 from raydiance.serve.errors import ConfigError
+from raydiance.serve.layout_check import check_layout
+from raydiance.serve.parallel_config import ParallelConfig
 from raydiance.serve.samples import default_spec
 
 
-def check_model(model: ModelConfig) -> Path:
-    """The folder of a model whose files are all there, and whose defaults it can do. Raises ConfigError."""
+def check_model(model: ModelConfig, parallel: ParallelConfig = ParallelConfig()) -> Path:
+    """The folder of a model whose files are all there, and whose defaults and layouts it can do. Raises ConfigError."""
     try:
         folder = resolve.resolve(model.path, model.revision)
         registry.check(folder, model.components)
@@ -24,6 +26,7 @@ def check_model(model: ModelConfig) -> Path:
             card.check(default_spec(card, card.defaults.num_inference_steps))
     except (resolve.CheckpointError, FieldError) as e:
         raise ConfigError(f"model '{model.id}': {brief(e)}") from e
+    check_layout(parallel, card)
     return folder
 
 
@@ -63,6 +66,12 @@ def check_gpus(config: Config, found: int) -> None:
     """
     stages = {name: getattr(config, name) for name in ("text_encoder", "denoiser", "vae_decoder")}
     asked = len(config.models) * sum(s.num_replicas * s.num_gpus for s in stages.values())
+    options = [f"{name}.num_gpus={s.num_gpus:g}" for name, s in stages.items() if s.num_gpus]
+    for parallel in map(config.parallel_of, config.models):
+        if parallel.gpus > 1:
+            each = parallel.gpus * (config.denoiser.num_gpus or (parallel.device != "cpu"))
+            asked += config.denoiser.num_replicas * (each - config.denoiser.num_gpus)
+            options.append(f"parallel.gpus={parallel.gpus}")
     if asked > found:
-        wanted = ", ".join(f"{name}.num_gpus={s.num_gpus:g}" for name, s in stages.items() if s.num_gpus)
+        wanted = ", ".join(dict.fromkeys(options))
         raise ConfigError(f"{wanted}: {asked:g} GPUs are needed for all replicas, this machine has {found}")

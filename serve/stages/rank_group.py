@@ -59,11 +59,11 @@ class RankGroup:
         self._parallel = parallel
         self._holders: dict[str, frozenset[int]] = {}
         device = "cuda" if parallel.device == "auto" else parallel.device
-        actor: Any = ray.remote(RankActor)
+        with_groups: Any = ray.remote(concurrency_groups={"watch": 1})  # type: ignore[call-overload]
+        actor = with_groups(RankActor)
         actors = [
             actor.options(
                 num_cpus=parallel.num_cpus,
-                concurrency_groups={"watch": 1},
                 num_gpus=gpus_per_rank(config, parallel),
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i + 1),
                 runtime_env={"env_vars": memory.environment(device)},
