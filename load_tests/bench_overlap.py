@@ -2,8 +2,8 @@
 
     sudo python load_tests/bench_overlap.py [--quick] [--json FILE] [--ranks 2|4] [--rows wan-free flux]
 
-Makes its own network namespaces with shaped links, and runs peers and ours in turn on the same weights. Two rows of
-layers of Wan without guidance, with a guidance pair and for two requests, and of FLUX; fp32, one thread a rank.
+Makes its own network namespaces with shaped links, and runs peers and ours in turn on the same weights. Rows: two
+layers of Wan without guidance, with a guidance pair, for two requests; three blocks of FLUX. fp32, a thread a rank.
 Nothing is reported unless every arm's outputs equal those of the whole forward in one process. Needs root, ip and tc.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import sys
 import time
@@ -22,7 +23,7 @@ from typing import Any
 from overlap_goals import metrics
 from overlap_net import UNSHAPED, Network, NoNamespaces, check_rate
 from overlap_table import Figures
-from overlap_world import RankFailed, World
+from overlap_world import SHARED, RankFailed, World
 from report import parser, publish
 
 ROWS = ("wan-free", "wan-pair", "wan-two", "flux")
@@ -30,8 +31,6 @@ QUICK_ROWS = ("wan-free", "flux")
 RATES = ("200mbit", "1gbit")
 ROUNDS = 20
 MAX_ERROR = 1e-4
-SHARED = "shared"
-"""The process of most arms; see overlap_arms.Arm."""
 FIRST_PORT = 29400
 
 
@@ -83,10 +82,10 @@ class Bench:
     def _step(self, row: str, rate: str, arm: dict[str, Any], keep: bool) -> None:
         name = arm["name"]
         answers = self._world(arm["process"]).ask(do="step", row=row, rate=rate, arm=name)
-        error = max(answer["error"] for answer in answers)
-        if not all(answer["error"] <= MAX_ERROR for answer in answers):  # NaN is wrong as well
+        errors = [answer["error"] for answer in answers]
+        if not all(error <= MAX_ERROR for error in errors):  # NaN is wrong as well
             raise WrongOutputs(
-                f"{row} at {rate}: {name} differs from the whole forward by {error:.2g}, not {MAX_ERROR}"
+                f"{row} at {rate}: {name} is {errors} off the whole forward, by rank; at most {MAX_ERROR}"
             )
         if keep:
             self._seconds[row, rate][name].append(max(answer["seconds"] for answer in answers))
@@ -114,7 +113,8 @@ def main() -> int:
     except (NoNamespaces, WrongOutputs, RankFailed) as error:
         print(f"not reported: {error}", file=sys.stderr)
         return 1
-    print(f"{options.ranks} ranks, " + ", ".join(f"{name} {version}" for name, version in bench.versions.items()))
+    versions = ", ".join(f"{name} {version}" for name, version in bench.versions.items())
+    print(f"{options.ranks} ranks on {os.cpu_count()} cores, {versions}")
     for figures in measured:
         print("\n" + "\n".join(figures.lines()), flush=True)
     print()

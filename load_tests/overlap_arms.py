@@ -15,10 +15,9 @@ from typing import Any, Literal
 
 import torch
 from overlap_models import Inputs, Row
+from overlap_world import SHARED
 
 MODULES = ("overlap_floors", "overlap_peers", "overlap_layouts")
-
-SHARED = "shared"
 
 Step = Callable[[Sequence[Inputs]], Sequence[torch.Tensor]]
 """The inputs of each of the row's forwards → their whole outputs, in this order; other inputs at every call.

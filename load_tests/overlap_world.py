@@ -13,13 +13,15 @@ from typing import Any
 
 from overlap_net import LINK, Network
 
+SHARED = "shared"
+"""The process of most arms; see overlap_arms.Arm."""
 PROGRAM = Path(__file__).with_name("overlap_rank.py")
 END_S = 20.0
 LOG_LINES = 20
 
 
 class RankFailed(RuntimeError):
-    """What the rank said last."""
+    """Which one, at what, and the end of each rank's log."""
 
 
 class World:
@@ -84,12 +86,15 @@ class World:
             raise self._failed(rank, command, "it has ended")
         answer: dict[str, Any] = json.loads(line)
         if "failed" in answer:
-            raise self._failed(rank, command, answer["failed"])
+            raise self._failed(rank, command, f"it raised {answer['failed']}")
         return answer
 
     def _failed(self, rank: int, command: dict[str, Any], why: str) -> RankFailed:
-        said = self._log(rank).read_text().splitlines()[-LOG_LINES:]
-        return RankFailed("\n".join([f"rank {rank}, {command}: {why}", *said]))
+        """With what all of them wrote: one that ends takes the others along, and the cause is in its log."""
+        lines = [f"rank {rank}, {command}: {why}"]
+        for other in range(len(self._ranks)):
+            lines += [f"-- rank {other}", *self._log(other).read_text().splitlines()[-LOG_LINES:]]
+        return RankFailed("\n".join(lines))
 
     def _log(self, rank: int) -> Path:
         return Path(self._logs.name) / f"rank{rank}.txt"
