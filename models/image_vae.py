@@ -9,7 +9,8 @@ from raydiance.models.tiles import Run, Tiling, decode_in_tiles, wants_tiles
 from raydiance.models.tokens import Forward, Tokens
 
 MAX_UNTILED_PIXELS = 2048 * 2048
-"""Larger pictures are decoded in tiles: this one takes 6 GiB beside the weights in bfloat16, one of 4096 x 4096 24."""
+"""Larger pictures are decoded in tiles. In bfloat16, FLUX's VAE takes 6 GiB for this one and 24 for 4096 x 4096, beside
+its weights and as `footprint` counts."""
 
 
 def tiling(vae: AutoencoderKL) -> Tiling:

@@ -9,7 +9,8 @@ from raydiance.models.tiles import Run, Tiling, decode_in_tiles, wants_tiles
 from raydiance.models.tokens import Forward, Tokens
 
 MAX_UNTILED_PIXELS = 121 * 1920 * 1088
-"""Videos of more pixels, of all frames, are decoded in tiles: this one takes 17 GiB beside the weights in bfloat16."""
+"""Videos of more pixels, of all frames, are decoded in tiles. In bfloat16, LTX-2.3's VAE takes 17 GiB for this one,
+beside its weights and as `footprint` counts."""
 
 
 def tiling(vae: AutoencoderKLLTX2Video) -> Tiling:

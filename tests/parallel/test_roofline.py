@@ -80,16 +80,24 @@ def test_the_page_shows_what_is_printed() -> None:
 
 
 def test_the_page_claims_what_the_tables_say() -> None:
+    said = " ".join(PAGE.split())
     wans = (WAN_720P, WAN_480P)
     nvlink = [roofline.ulysses(m, NVLINK, 8).gain for m in wans]
-    assert f"at most {min(nvlink):.2f} to {max(nvlink):.2f}x for a 14B video model on 8 GPUs with NVLink" in PAGE
+    assert f"at most {min(nvlink):.2f} to {max(nvlink):.2f}x for a 14B video model on 8 GPUs with NVLink" in said
     slow = [roofline.ulysses(m, machine, n).gain for m in wans for machine in (NODES, PCIE_5, PCIE_4) for n in DEGREES]
-    assert f"at most {min(slow):.2f} to {max(slow):.2f}x on PCIe or over a\n400 Gbit/s port a GPU" in PAGE
+    assert f"at most {min(slow):.2f} to {max(slow):.2f}x on PCIe or over a 400 Gbit/s port a GPU" in said
     less = [1 + (gain - 1) * 0.35 / ACHIEVED_FLOPS for gain in (max(nvlink), max(slow))]
-    assert f"at 35% of the peak, 1.04 becomes {less[0]:.2f} and 1.37 becomes {less[1]:.2f}" in PAGE
+    assert f"at 35% of the peak, 1.04 becomes {less[0]:.2f} and 1.37 becomes {less[1]:.2f}" in said
     for model in wans:
         joined = model.tokens / 8 * 64 * 7  # a token's 16 channels of 2x2 latents
         assert joined * roofline.ELEMENT_BYTES < 0.001 * model.ulysses_bytes(8)
     for model, machine in ((m, k) for m in MODELS for k in MACHINES):
         assert model.ring_bytes(8) == 4 * model.ulysses_bytes(8)
         assert roofline.ulysses(model, machine, 8).compute_s == roofline.ring(model, machine, 8).compute_s
+        assert roofline.ulysses(model, machine, 8).exchange_s < roofline.ulysses(model, machine, 4).exchange_s
+        assert roofline.ring(model, machine, 8).exchange_s > roofline.ring(model, machine, 4).exchange_s
+    two, eight = (max(vars(roofline.ring(FLUX, ETHERNET, n)).values()) for n in (2, 8))
+    assert two < eight
+    for machine in (NODES, ETHERNET):
+        step = roofline.ulysses(FLUX, machine, 8)
+        assert step.exchange_s > step.compute_s
