@@ -14,9 +14,9 @@ its weights and as `footprint` counts."""
 
 
 def tiling(vae: AutoencoderKL) -> Tiling:
-    """diffusers' own, of its `tile_overlap_factor`."""
+    """diffusers' own, of the configuration's `sample_size`. Where that is one latent, diffusers' own never gets on."""
     size = vae.tile_latent_min_size
-    stride = int(size * (1 - vae.tile_overlap_factor))
+    stride = max(1, int(size * (1 - vae.tile_overlap_factor)))
     return Tiling((size, size), (stride, stride), 2 ** (len(vae.config.block_out_channels) - 1))
 
 

@@ -85,6 +85,18 @@ def test_tiles_that_are_run_in_any_order_and_interleaved_are_the_same() -> None:
     assert torch.equal(backwards, vae.tiled(z))
 
 
+def test_tiles_of_one_latent_lie_side_by_side() -> None:
+    vae = make("image")
+    sample_size, scale = 2, vae.tiling.scale
+    module = type(vae.module).from_config({**vae.module.config, "sample_size": sample_size}).eval()
+    assert image_vae.tiling(module) == Tiling((1, 1), (1, 1), scale)
+    with torch.no_grad():
+        pixels = image_vae.decode_tiled(module, vae.latents(2, 3), run_in_turn)
+        last = image_vae.decode_tiled(module, vae.latents(2, 3)[..., 1:, 2:], run_in_turn)
+    assert pixels.shape[-2:] == (2 * scale, 3 * scale)
+    assert torch.equal(pixels[..., scale:, 2 * scale :], last)
+
+
 def test_what_is_not_wanted_here_is_not_made() -> None:
     vae = make("image")
     assert vae.tiled(vae.latents(5, 5), lambda forwards: []) is None
