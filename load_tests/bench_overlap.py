@@ -10,6 +10,7 @@ Nothing is reported unless every arm's outputs equal those of the whole forward 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import random
@@ -36,6 +37,10 @@ FIRST_PORT = 29400
 
 class WrongOutputs(RuntimeError):
     """An arm does not compute what the whole forward does."""
+
+
+class NoPeer(RuntimeError):
+    """A peer is not installed."""
 
 
 class Bench:
@@ -82,14 +87,21 @@ class Bench:
     def _step(self, row: str, rate: str, arm: dict[str, Any], keep: bool) -> None:
         name = arm["name"]
         answers = self._world(arm["process"]).ask(do="step", row=row, rate=rate, arm=name)
-        errors = [answer["error"] for answer in answers]
-        if not all(error <= MAX_ERROR for error in errors):  # NaN is wrong as well
-            raise WrongOutputs(
-                f"{row} at {rate}: {name} is {errors} off the whole forward, by rank; at most {MAX_ERROR}"
-            )
+        for of_output in zip(*(answer["errors"] for answer in answers), strict=True):
+            errors = [error for error in of_output if error is not None]
+            if not errors or not all(error <= MAX_ERROR for error in errors):  # NaN is wrong as well
+                raise WrongOutputs(
+                    f"{row} at {rate}: {name} is {errors} off the whole forward, by rank; at most {MAX_ERROR}"
+                )
         if keep:
             self._seconds[row, rate][name].append(max(answer["seconds"] for answer in answers))
             self._sent[row, rate][name].append(max(answer["sent_bytes"] for answer in answers))
+
+
+def check_peers() -> None:
+    """Raises NoPeer."""
+    if missing := [name for name in ("cache_dit", "einops") if importlib.util.find_spec(name) is None]:
+        raise NoPeer(f"{' and '.join(missing)} not found: pip install -e '.[bench]'")
 
 
 def main() -> int:
@@ -103,6 +115,7 @@ def main() -> int:
     rows = options.rows or (QUICK_ROWS if options.quick else ROWS)
     started = time.monotonic()
     try:
+        check_peers()
         with Network(options.ranks) as network, contextlib.ExitStack() as worlds:
             bench = Bench(network, worlds, rows, options.rates)
             bench.prepare()
@@ -110,7 +123,7 @@ def main() -> int:
                 bench.round(seed=index, keep=index > 0)
                 print(f"round {index} of {rounds}, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
             measured = bench.figures()
-    except (NoNamespaces, WrongOutputs, RankFailed) as error:
+    except (NoPeer, NoNamespaces, WrongOutputs, RankFailed) as error:
         print(f"not reported: {error}", file=sys.stderr)
         return 1
     versions = ", ".join(f"{name} {version}" for name, version in bench.versions.items())

@@ -61,7 +61,7 @@ class Rank:
         }
 
     def _step(self, prepared: Prepared, rate: str, arm: Arm) -> dict[str, Any]:
-        """Seconds from barrier to the own end, bytes sent until all have ended, the largest error of an output."""
+        """Seconds from barrier to the own end, bytes sent until all have ended, the error of each output here."""
         step = self._set_up(prepared, rate, arm)
         self._count += 1
         variant = self._count % VARIANTS
@@ -73,13 +73,13 @@ class Rank:
         seconds = time.perf_counter() - started
         dist.barrier()
         sent = sent_bytes() - sent
-        error = 0.0
+        errors: list[float | None] = []
         if arm.role == "step":
-            error = max(
-                (output - expected).abs().max().item()
+            errors = [
+                None if output is None else (output - expected).abs().max().item()
                 for output, expected in zip(outputs, prepared.expected[variant], strict=True)
-            )
-        return {"seconds": seconds, "sent_bytes": sent, "error": error}
+            ]
+        return {"seconds": seconds, "sent_bytes": sent, "errors": errors}
 
     def _set_up(self, prepared: Prepared, rate: str, arm: Arm) -> Step:
         key = (prepared.row.name, arm.name, rate if arm.per_rate else None)

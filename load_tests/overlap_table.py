@@ -51,16 +51,21 @@ class Figures:
 
     def floor(self, layout: str) -> list[float] | None:
         """Of each round, max(compute, communication); None for a layout of which neither was measured alone."""
-        alone = []
-        for role in ("compute", "communication"):
-            names = [arm["name"] for arm in self.arms if arm["layout"] == layout and arm["role"] == role]
-            if names:
-                alone.append(self.seconds[min(names, key=lambda name: median(self.seconds[name]))])
+        alone = self._alone(layout)
         return [max(of_round) for of_round in zip(*alone, strict=True)] if alone else None
+
+    def least_floor(self, layout: str) -> float | None:
+        """The same of the least times of all rounds: what it is without whatever else the machine did."""
+        return max((min(times) for times in self._alone(layout)), default=None)
 
     def over_floor(self, name: str) -> float | None:
         floor = self.floor(self._arm(name)["layout"])
         return None if floor is None else _ratio(self.seconds[name], floor)
+
+    def least_over_floor(self, name: str) -> float | None:
+        """Of least times: what remains of the ratio where rounds are disturbed one by one."""
+        floor = self.least_floor(self._arm(name)["layout"])
+        return None if floor is None else min(self.seconds[name]) / floor
 
     def steps(self) -> list[str]:
         """The arms that do the whole work."""
@@ -90,8 +95,9 @@ class Figures:
 
     def lines(self) -> list[str]:
         rounds = len(next(iter(self.seconds.values())))
-        header = f"{'arm':26} {'layout':10} {'min ms':>8} {'median':>8} {'ms/work':>8} {'of floor':>8} {'of best':>8}"
-        lines = [f"{self.title}, {rounds} rounds", f"{header} {'MB sent':>8} {'formula':>8}"]
+        titles = ("min ms", "median", "ms/work", "min/flr", "of floor", "of best", "MB sent", "formula")
+        lines = [f"{self.title}, {rounds} rounds"]
+        lines.append(f"{'arm':26} {'layout':10} {' '.join(f'{title:>8}' for title in titles)}")
         best = self.best()
         for arm in self.arms:
             name, times = arm["name"], self.seconds[arm["name"]]
@@ -100,18 +106,17 @@ class Figures:
                 f"{1000 * min(times):8.1f}",
                 f"{1000 * median(times):8.1f}",
                 f"{1000 * median(self.per_work(name)):8.1f}" if is_step else f"{'-':>8}",
+                _cell(self.least_over_floor(name) if is_step else None),
                 _cell(self.over_floor(name) if is_step else None),
                 _cell(self.ratio(name, best) if is_step else None),
                 f"{median(self.sent_bytes[name]) / 1e6:8.3f}",
                 f"{'-':>8}" if arm["wire_bytes"] is None else f"{arm['wire_bytes'] / 1e6:8.3f}",
             ]
             lines.append(f"{name:26} {arm['layout']:10} {' '.join(cells)}")
-        floors = {layout: self.floor(layout) for layout in dict.fromkeys(arm["layout"] for arm in self.arms)}
-        lines += [
-            f"floor of {layout}: {1000 * min(floor):.1f} min, {1000 * median(floor):.1f} median"
-            for layout, floor in floors.items()
-            if floor is not None
-        ]
+        for layout in dict.fromkeys(arm["layout"] for arm in self.arms):
+            least, floor = self.least_floor(layout), self.floor(layout)
+            if least is not None and floor is not None:
+                lines.append(f"floor of {layout}: {1000 * least:.1f} of least times, {1000 * median(floor):.1f} median")
         return lines
 
     def data(self) -> dict[str, Any]:
@@ -127,6 +132,15 @@ class Figures:
 
     def has(self, *names: str) -> bool:
         return all(name in self.seconds for name in names)
+
+    def _alone(self, layout: str) -> list[Sequence[float]]:
+        """A layout's compute and its communication, as far as they were measured; of several arms the fastest."""
+        alone = []
+        for role in ("compute", "communication"):
+            names = [arm["name"] for arm in self.arms if arm["layout"] == layout and arm["role"] == role]
+            if names:
+                alone.append(self.seconds[min(names, key=lambda name: median(self.seconds[name]))])
+        return alone
 
     def _arm(self, name: str) -> Mapping[str, Any]:
         return next(arm for arm in self.arms if arm["name"] == name)

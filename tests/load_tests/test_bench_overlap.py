@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,7 +36,8 @@ class FakeWorld:
     """Two ranks; the second one takes longer and sends less."""
 
     asked: list[tuple[int, str]]
-    error = 0.0
+    first: list[float | None] = [0.0, None]  # noqa: RUF012
+    second: list[float | None] = [0.0, 0.0]  # noqa: RUF012
 
     def __init__(self, _network: Any, port: int) -> None:
         self.port = port
@@ -49,7 +52,9 @@ class FakeWorld:
         self.asked.append((self.port, command.get("arm", command["do"])))
         if command["do"] == "row":
             return [{"arms": ARMS, "versions": {"torch": "1"}}] * 2
-        return [{"seconds": s, "sent_bytes": b, "error": e} for s, b, e in ((1.0, 9, 0.0), (2.0, 8, self.error))]
+        return [
+            {"seconds": s, "sent_bytes": b, "errors": e} for s, b, e in ((1.0, 9, self.first), (2.0, 8, self.second))
+        ]
 
 
 @pytest.fixture
@@ -78,20 +83,35 @@ def test_arms_alternate_in_their_processes(world: type[FakeWorld]) -> None:
     assert world.asked[-2:] == [(second, "exit"), (first, "exit")]
 
 
-@pytest.mark.parametrize("error", [2e-4, float("nan")])
-def test_a_wrong_arm_ends_it(world: type[FakeWorld], error: float) -> None:
-    world.error = error
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shown"),
+    [
+        ([0.0, 0.0], [2e-4, 0.0], r"[0.0, 0.0002]"),
+        ([0.0, 0.0], [0.0, NAN], r"[0.0, nan]"),
+        ([NAN, None], [0.0, 0.0], r"[nan, 0.0]"),
+        ([0.0, None], [0.0, None], r"[]"),
+    ],
+    ids=["too far off", "not a number", "on the first rank only", "an output that no rank has"],
+)
+def test_a_wrong_arm_ends_it(
+    world: type[FakeWorld], first: list[float | None], second: list[float | None], shown: str
+) -> None:
+    world.first, world.second = first, second
     with contextlib.ExitStack() as worlds:
         bench = Bench(FakeNetwork(), worlds, ["flux"], ["1gbit"])  # type: ignore[arg-type]
         bench.prepare()
-        with pytest.raises(WrongOutputs, match=rf"flux at 1gbit: [abc] is \[0\.0, {error}\] off"):
+        with pytest.raises(WrongOutputs, match=rf"flux at 1gbit: [abc] is {re.escape(shown)} off"):
             bench.round(0, keep=False)
 
 
 def test_of_wrong_outputs_nothing_is_reported(
     world: type[FakeWorld], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world.error = 1.0
+    world.second = [1.0, 0.0]
+    monkeypatch.setattr(bench_overlap, "check_peers", lambda: None)
     monkeypatch.setattr(bench_overlap, "Network", lambda _ranks: contextlib.nullcontext(FakeNetwork()))
     monkeypatch.setattr(sys, "argv", ["bench_overlap.py", "--quick", "--json", str(tmp_path / "out.json")])
     assert bench_overlap.main() == 1
@@ -99,6 +119,13 @@ def test_of_wrong_outputs_nothing_is_reported(
     assert said.out == ""
     assert "not reported: " in said.err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_peer_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "einops" else object())
+    monkeypatch.setattr(sys, "argv", ["bench_overlap.py"])
+    assert bench_overlap.main() == 1
+    assert capsys.readouterr().err == "not reported: einops not found: pip install -e '.[bench]'\n"
 
 
 @pytest.mark.slow

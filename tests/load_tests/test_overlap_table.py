@@ -39,6 +39,13 @@ def test_the_floor_is_the_larger_one_of_each_round() -> None:
     assert made.floor("cfg") is None
 
 
+def test_of_least_times_the_floor_is_that_of_undisturbed_rounds() -> None:
+    made = figures("wan-free", "200mbit", {COMPUTE: [1.0, 9.0], COMMUNICATION: [9.0, 2.0], "a": [2.5, 9.0]})
+    assert made.floor("sequence") == [9.0, 9.0]
+    assert made.least_over_floor("a") == pytest.approx(1.25)
+    assert made.least_floor("cfg") is None
+
+
 def test_of_two_that_compute_alone_the_faster_one_is_the_floor() -> None:
     slow = frozen(name="another", role="compute")
     made = figures("wan-free", "200mbit", {slow: [5.0] * THREE, COMPUTE: [1.0] * THREE, "a": [2.0] * THREE})
@@ -72,8 +79,8 @@ def test_every_arm_and_floor_has_a_line() -> None:
     lines = figures("wan-free", "200mbit", times).lines()
     assert lines[0] == "wan-free at 200mbit, 2 rounds"
     assert [line.split("  ")[0] for line in lines[2:6]] == ["compute alone", "communication alone", "a", "two"]
-    assert lines[4].split()[2:7] == ["300.0", "300.0", "300.0", "1.250", "1.500"]
-    assert lines[6] == "floor of sequence: 200.0 min, 250.0 median"
+    assert lines[4].split()[2:8] == ["300.0", "300.0", "300.0", "1.500", "1.250", "1.500"]
+    assert lines[6] == "floor of sequence: 200.0 of least times, 250.0 median"
 
 
 def test_without_ours_there_is_no_metric() -> None:
