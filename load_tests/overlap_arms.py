@@ -17,10 +17,11 @@ import torch
 from overlap_models import Inputs, Row
 from overlap_world import SHARED
 
-MODULES = ("overlap_floors", "overlap_peers", "overlap_layouts")
+MODULES = ("overlap_floors", "overlap_peers", "overlap_layouts", "overlap_ours")
 
-Step = Callable[[Sequence[Inputs]], Sequence[torch.Tensor]]
-"""The inputs of each of the row's forwards → their whole outputs, in this order; other inputs at every call.
+Step = Callable[[Sequence[Inputs]], Sequence[torch.Tensor | None]]
+"""The inputs of each of the row's forwards → their whole outputs, in this order; other inputs at every call. None where
+another rank has the output.
 
 An arm whose `role` is not "step" returns nothing.
 """

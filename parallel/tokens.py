@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
 
 import torch
 
@@ -16,22 +16,20 @@ from raydiance.parallel.hybrid import strategy
 from raydiance.parallel.lanes import Lanes
 from raydiance.parallel.mesh import Layout, Mesh, Subgroup
 from raydiance.parallel.schedule import SCHEDULES, Schedule
+from raydiance.parallel.spread import Forward, Spread
 from raydiance.parallel.ulysses import Local, Projection
 
 Streams = tuple[str, ...]
 
 
-class Forward(Protocol):
-    """One of a step's independent forwards: what runs it, and what that returns."""
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A forward that is run in another way."""
 
-    @property
-    def call(self) -> Callable[[], torch.Tensor]: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
-    @property
-    def device(self) -> torch.device: ...
+    call: Callable[[], torch.Tensor]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
 
 
 @dataclass(slots=True)
@@ -114,20 +112,14 @@ class ShardedTokens:
 
     def run(self, forwards: Sequence[Forward]) -> list[torch.Tensor]:
         """What each returns, in their order, on every rank: the cfg ranks take turns with them and tell each other."""
-        degree, mine = self.mesh.layout.cfg, self.mesh.coordinate(self._rank, "cfg")
-        results = self._run([forward.call for forward in forwards[mine::degree]])
-        if degree == 1:
-            return results
-        return share(self._comm(self.mesh.members(self._rank, "cfg")), forwards, results)
-
-    def _run(self, calls: list[Callable[[], torch.Tensor]]) -> list[torch.Tensor]:
-        if self.lanes.are_running:  # those of two batches
-            return [call() for call in calls]
         if self.schedule.halves:
-            return [self._in_halves(call) for call in calls]
-        if self.schedule.lanes and len(calls) > 1:
-            return [result for i in range(0, len(calls), 2) for result in self.lanes.run(calls[i : i + 2])]
-        return [call() for call in calls]
+            forwards = [_Run(partial(self._in_halves, f.call), f.shape, f.dtype, f.device) for f in forwards]
+        if self.mesh.layout.cfg > 1:
+            return Spread(self._comm(self.mesh.members(self._rank, "cfg"))).run(forwards)
+        calls = [forward.call for forward in forwards]
+        if not self.schedule.lanes or self.lanes.are_running:  # those that are running are two batches
+            return [call() for call in calls]
+        return [result for i in range(0, len(calls), 2) for result in self.lanes.run(calls[i : i + 2])]
 
     def _in_halves(self, call: Callable[[], torch.Tensor]) -> torch.Tensor:
         try:
@@ -182,16 +174,3 @@ class ShardedTokens:
         """The number of this meeting of the halves: both count alike."""
         self._forward.num_met += 1
         return self._forward.num_met
-
-
-def share(comm: Communicator, forwards: Sequence[Forward], mine: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What all forwards return, where rank i ran every size-th from the i-th on."""
-    results: list[torch.Tensor] = []
-    for first in range(0, len(forwards), comm.size):
-        turn = forwards[first : first + comm.size]
-        found = [torch.empty(f.shape, dtype=f.dtype, device=f.device) for f in turn]
-        nothing = torch.empty(0, dtype=turn[0].dtype, device=turn[0].device)
-        own = mine[first // comm.size].contiguous() if comm.index < len(turn) else nothing
-        comm.all_to_all([own] * comm.size, found + [nothing.clone() for _ in range(comm.size - len(turn))]).wait()
-        results += found
-    return results

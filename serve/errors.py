@@ -11,6 +11,7 @@
     ├── TooManyRequests           429  carries retry_after_s
     ├── GenerationFailed          500  the work itself failed; the job says why
     ├── CheckpointRefused         500  (inside only) a state that this replica cannot go on from; it starts anew
+    ├── ReplicaLost               503  (inside only) a replica died under its work; carries the last checkpoint: go on
     ├── Unavailable               503  not ready, or the replica died: try again
     └── ConfigError               (start only) an option that cannot be honoured
 
@@ -100,6 +101,24 @@ class GenerationFailed(RaydianceError):
 
 class CheckpointRefused(RaydianceError):
     default_code = "checkpoint_refused"
+
+
+class ReplicaLost(RaydianceError):
+    """Raised by whoever consumed a dead replica's events, from Ray's own error. What it did can go on elsewhere.
+
+    Attributes:
+        step: of the last checkpoint that was received; 0 where there was none.
+        checkpoint: the packed state at that step, by value.
+    """
+
+    status = 503
+    default_code = "replica_lost"
+
+    def __init__(self, message: str, step: int = 0, checkpoint: bytes | None = None) -> None:
+        super().__init__(message)
+        self.args = (message, step, checkpoint)
+        self.step = step
+        self.checkpoint = checkpoint
 
 
 class Unavailable(RaydianceError):

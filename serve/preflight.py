@@ -16,7 +16,7 @@ from raydiance.serve.parallel_config import ParallelConfig
 from raydiance.serve.samples import default_spec
 
 
-def check_model(model: ModelConfig, parallel: ParallelConfig = ParallelConfig()) -> Path:
+def check_model(model: ModelConfig, parallel: ParallelConfig | None = None) -> Path:
     """The folder of a model whose files are all there, and whose defaults and layouts it can do. Raises ConfigError."""
     try:
         folder = resolve.resolve(model.path, model.revision)
@@ -26,7 +26,8 @@ def check_model(model: ModelConfig, parallel: ParallelConfig = ParallelConfig())
             card.check(default_spec(card, card.defaults.num_inference_steps))
     except (resolve.CheckpointError, FieldError) as e:
         raise ConfigError(f"model '{model.id}': {brief(e)}") from e
-    check_layout(parallel, card)
+    if parallel is not None:
+        check_layout(parallel, card)
     return folder
 
 

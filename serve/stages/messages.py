@@ -20,12 +20,14 @@ class Work:
         id: unique in the cluster while it runs.
         preview_steps: after which steps (1-based) the x0 estimate is wanted.
         checkpoint: the packed mutable half to go on from; None starts anew.
+        step: of the checkpoint.
     """
 
     id: str
     spec: Spec
     preview_steps: tuple[int, ...] = ()
     checkpoint: bytes | None = None
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from ray import ObjectRef
-from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
-from ray.serve.exceptions import DeploymentUnavailableError
+from ray.exceptions import RayTaskError
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from raydiance.models.card import ModelCard
 from raydiance.models.spec import Spec
-from raydiance.serve.calls import ask, call, stream
-from raydiance.serve.errors import CheckpointRefused, GenerationFailed
+from raydiance.serve.calls import ask, call
+from raydiance.serve.errors import CheckpointRefused, GenerationFailed, ReplicaLost
 from raydiance.serve.feed import Feed
 from raydiance.serve.request import given, previous_video
 from raydiance.serve.samples import default_spec
+from raydiance.serve.stages.denoising import LOST, denoising
 from raydiance.serve.stages.messages import (
     Checkpointed,
     Decoded,
@@ -34,7 +34,6 @@ from raydiance.serve.stages.messages import (
 from raydiance.serve.storage.job import Artifact, Job, artifact_prefix
 
 log = logging.getLogger("ray.serve")
-LOST = (RayActorError, ObjectLostError, DeploymentUnavailableError)
 MAX_LOSSES = 3
 RETRY_S = 0.5
 PROGRESS_AT_DENOISED = 95
@@ -58,7 +57,7 @@ class Stages:
         embeddings, _ = await self.encode(spec, card)
         inputs = call(self.vae_decoder, "encode_blank", spec) if card.accepts(spec.task) else None
         work = Work(f"warm-up-{card.id}", spec)
-        async with stream(self.denoiser, "generate", work, embeddings, inputs) as events:
+        async with denoising(self.denoiser, work, embeddings, inputs) as events:
             async for event in events:
                 if isinstance(event, Denoised):
                     await call(self.vae_decoder, "preview", event.latents, spec)
@@ -117,11 +116,12 @@ class Walk:
                 spec=spec,
                 preview_steps=preview_steps(spec.num_inference_steps, spec.first_step, self._job.request.previews),
                 checkpoint=None if checkpoint is None else checkpoint.data,
+                step=0 if checkpoint is None else checkpoint.step,
             )
             try:
                 latents = await self._denoise(index, work, keep)
                 return await self._decode(index, spec, latents)
-            except LOST as e:  # also as a RayTaskError: what a replica was given died with the one that made it
+            except (ReplicaLost, *LOST) as e:
                 at = 0 if checkpoint is None else checkpoint.step
                 log.warning("sample %d of job %s lost a replica; on from step %d: %s", index, self._job.id, at, e)
                 await asyncio.sleep(RETRY_S * 2**loss)
@@ -137,8 +137,7 @@ class Walk:
         embeddings, seconds = await self._stages.encode(spec, self._card)
         self._time("encode_s", seconds)
         inputs = await self._encode_inputs(spec)
-        # left early, for whatever reason, the replica drops the trajectory within one step
-        async with stream(self._stages.denoiser, "generate", work, embeddings, inputs) as events:
+        async with denoising(self._stages.denoiser, work, embeddings, inputs) as events:
             async for event in events:
                 match event:
                     case Stepped(step, num_steps):
