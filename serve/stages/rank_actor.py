@@ -7,16 +7,11 @@ in one order, so that exchanges meet.
 from __future__ import annotations
 
 import os
-import socket
-import threading
 import time
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-import ray
 import torch
-import torch.distributed as dist
 
 from raydiance.kernels import attention
 from raydiance.models import registry
@@ -27,22 +22,11 @@ from raydiance.serve.config import DenoiserConfig, ModelConfig
 from raydiance.serve.engine.engine import Engine
 from raydiance.serve.engine.orders import Move, Outcome, Report, Standing, Start, Turn
 from raydiance.serve.engine.rank import Rank
+from raydiance.serve.stages.processes import RankProcess, device_of_rank, meet
 
 
-class RankActor:
-    """Made by `rank_group.open_ranks`. `load` comes first."""
-
-    def where(self) -> tuple[str, str, int]:
-        """Id and address of its node, and its process."""
-        context = ray.get_runtime_context()
-        return context.get_node_id(), ray.util.get_node_ip_address(), os.getpid()
-
-    def free_port(self) -> int:
-        """For the ranks to meet at, if this is the first of them."""
-        with socket.socket() as s:
-            s.bind((ray.util.get_node_ip_address(), 0))
-            port: int = s.getsockname()[1]
-        return port
+class RankActor(RankProcess):
+    """Made by `rank_group.RankGroup`. `load` comes first."""
 
     def load(
         self,
@@ -63,19 +47,9 @@ class RankActor:
         """
         began = time.monotonic()
         torch.set_num_threads(config.num_threads or max(1, (os.cpu_count() or 1) // world))
-        on = torch.device("cuda", 0) if device == "cuda" else torch.device(device)
         family = registry.load(folder, "denoise", model.id, model.load_options("denoise", device))
         loaded_s = time.monotonic() - began
-        if meeting.startswith("tcp://127."):
-            os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        dist.init_process_group(
-            "nccl" if on.type == "cuda" else "gloo",
-            init_method=meeting,
-            world_size=world,
-            rank=rank,
-            timeout=timedelta(seconds=start_deadline_s),
-            device_id=on if on.type == "cuda" else None,
-        )
+        meet(rank, world, meeting, device_of_rank(device), start_deadline_s)
         groups = open_groups(deadline_s, start_deadline_s)
         tokens = ShardedTokens(groups, rank, partial(attention.attention, backend=config.attention))
         family.set_tokens(tokens)
@@ -93,8 +67,3 @@ class RankActor:
 
     def move(self, move: Move) -> None:
         self._rank.move(move)
-
-    @ray.method(concurrency_group="watch")
-    def watch(self) -> None:
-        """Never returns: it fails when the process dies, and so tells of it."""
-        threading.Event().wait()

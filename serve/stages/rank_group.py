@@ -7,18 +7,14 @@ other alone. A rank that dies is noticed by the call that never returns to it, o
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raydiance.parallel.errors import ExchangeMisused, LaneLost, PeerLost
 from raydiance.serve.config import DenoiserConfig, ModelConfig
@@ -26,8 +22,8 @@ from raydiance.serve.engine.fleet import RanksLost
 from raydiance.serve.engine.orders import Move, Outcome, Report, Standing, Start, Turn
 from raydiance.serve.errors import ConfigError
 from raydiance.serve.parallel_config import ParallelConfig
-from raydiance.serve.stages import memory
 from raydiance.serve.stages.placement import gpus_per_rank
+from raydiance.serve.stages.processes import Processes, error_of
 from raydiance.serve.stages.rank_actor import RankActor
 
 log = logging.getLogger("ray.serve")
@@ -59,26 +55,20 @@ class RankGroup:
         self._parallel = parallel
         self._holders: dict[str, frozenset[int]] = {}
         device = "cuda" if parallel.device == "auto" else parallel.device
-        with_groups: Any = ray.remote(concurrency_groups={"watch": 1})  # type: ignore[call-overload]
-        actor = with_groups(RankActor)
-        actors = [
-            actor.options(
-                num_cpus=parallel.num_cpus,
-                num_gpus=gpus_per_rank(config, parallel),
-                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i + 1),
-                runtime_env={"env_vars": memory.environment(device)},
-            ).remote()
-            for i in range(self.size)
-        ]
-        places = ray.get([a.where.remote() for a in actors], timeout=parallel.start_deadline_s)
-        order = in_node_order([node for node, _, _ in places], parallel.nodes)
-        self._ranks: list[Any] = [actors[i] for i in order]
-        here = ray.get_runtime_context().get_node_id()
-        self.pids = [places[i][2] for i in order]
-        self._here = [pid for node, _, pid in places if node == here]
-        self._watch(lost)
-        address, port = places[order[0]][1], ray.get(self._ranks[0].free_port.remote())
-        meeting = f"tcp://{address}:{port}"
+        self._processes = Processes(
+            RankActor,
+            group,
+            self.size,
+            device=device,
+            num_cpus=parallel.num_cpus,
+            num_gpus=gpus_per_rank(config, parallel),
+            start_deadline_s=parallel.start_deadline_s,
+        )
+        self._processes.arrange(in_node_order([place.node for place in self._processes.places], parallel.nodes))
+        self._processes.watch(lost)
+        self._ranks = self._processes.actors
+        self.pids = self._processes.pids
+        meeting = ray.get(self._ranks[0].free_meeting.remote())
         deadlines = parallel.step_deadline_s, parallel.start_deadline_s
         self.card = self._loaded(
             model.id,
@@ -114,14 +104,8 @@ class RankGroup:
         return answers
 
     def kill(self) -> None:
-        """Ends every rank's process at once; one that is stopped too, where it is on this node."""
-        for pid in self._here:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        for rank in self._ranks:
-            ray.kill(rank)
+        """Ends every rank's process at once."""
+        self._processes.kill()
 
     def _bring(self, trajectory: str, turn: Turn) -> None:
         """Its state to the ranks of a turn that lack it: they were not among those of its last steps."""
@@ -143,7 +127,7 @@ class RankGroup:
         while waiting and (left := deadline - time.monotonic()) > 0:
             done, waiting = ray.wait(waiting, timeout=left)
             for ref in done:
-                if (error := _error(ref)) is not None:
+                if (error := error_of(ref)) is not None:
                     errors[ref] = error
                     deadline = min(deadline, time.monotonic() + GRACE_S)
         if waiting and not errors:
@@ -164,18 +148,6 @@ class RankGroup:
     def _names(self, everything: list[Any], waiting: list[Any]) -> str:
         return f"{len(waiting)} of {len(everything)} ranks"
 
-    def _watch(self, lost: Callable[[RanksLost], None]) -> None:
-        """Tells when the process of a rank has died."""
-        calls = {rank.watch.remote(): i for i, rank in enumerate(self._ranks)}
-
-        def wait() -> None:
-            (ended,), _ = ray.wait(list(calls))
-            error = RanksLost(f"rank {calls[ended]} has died")
-            error.__cause__ = _error(ended)
-            lost(error)
-
-        threading.Thread(target=wait, name="watch-ranks", daemon=True).start()
-
     def _loaded(self, model_id: str, loading: list[Any]) -> Any:
         """The model's card, when all have it; a line for each that has."""
         waiting, ranks = list(loading), {ref: i for i, ref in enumerate(loading)}
@@ -186,7 +158,7 @@ class RankGroup:
             if not done:
                 names = ", ".join(str(ranks[ref]) for ref in waiting)
                 raise RanksLost(f"ranks {names} did not load within {self._parallel.start_deadline_s:g} s")
-            if (error := _error(done[0])) is not None:
+            if (error := error_of(done[0])) is not None:
                 raise error
             card, seconds = ray.get(done[0])
             have = len(loading) - len(waiting)
@@ -203,14 +175,3 @@ def in_node_order(nodes: Sequence[str], num_nodes: int) -> list[int]:
     if len(names) > num_nodes or len(set(each)) > 1:
         raise ConfigError(f"parallel.nodes={num_nodes}: {len(nodes)} ranks lie on nodes with {each} of them")
     return sorted(range(len(nodes)), key=lambda i: names.index(nodes[i]))
-
-
-def _error(ref: Any) -> Exception | None:
-    """What a call that has ended raised: the cause, where it was raised inside of the actor."""
-    try:
-        ray.get(ref)
-    except RayTaskError as error:
-        return error.cause if isinstance(error.cause, Exception) else error
-    except RayError as error:
-        return error
-    return None
