@@ -58,10 +58,7 @@ def rank(index: int, world: int, folder: Path) -> None:
                 continue
             tokens.use(Mesh(Subgroup(0, world), layout), schedule)
             call: Callable[[], torch.Tensor] = functools.partial(attended, tokens, device, 0)
-            if schedule.halves or schedule.lanes:
-                found = tokens.lanes.run([call, call])[0]
-            else:
-                found = call()
+            found = tokens.lanes.run([call, call])[0] if schedule.halves or schedule.lanes else call()
             error = (found.float() - expected(device, 0)).abs().max().item()
             assert error <= TOLERANCE, (str(layout), name, error)
     groups.close()
