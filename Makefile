@@ -37,6 +37,7 @@ format: $(STAMP)
 
 # one after the other, each as it says it should be run; BENCH_ARGS=--quick for a minute each
 bench: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
 	@mkdir -p bench-out
 	@for script in load_tests/bench_*.py; do \
 	  echo "== $$script"; \
