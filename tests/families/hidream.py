@@ -43,7 +43,9 @@ SCHEDULERS = {
 }
 
 
-def save_hidream(folder: Path, kind: str, *, llama: Path | None = None) -> Path:
+def save_hidream(
+    folder: Path, kind: str, *, llama: Path | None = None, heads: int = 4, max_resolution: int = MAX_RESOLUTION
+) -> Path:
     """Writes the folder and returns it.
 
     Args:
@@ -58,13 +60,13 @@ def save_hidream(folder: Path, kind: str, *, llama: Path | None = None) -> Path:
         num_layers=LAYERS,
         num_single_layers=SINGLE_LAYERS,
         attention_head_dim=8,
-        num_attention_heads=4,
+        num_attention_heads=heads,
         caption_channels=[24, 16],
         text_emb_dim=20,
         num_routed_experts=4,
         num_activated_experts=2,
         axes_dims_rope=(4, 2, 2),
-        max_resolution=(MAX_RESOLUTION, MAX_RESOLUTION),
+        max_resolution=(max_resolution, max_resolution),
         llama_layers=(0, 1, 2, 2),
     )
     vae = AutoencoderKL(
@@ -173,3 +175,7 @@ MODELS = (
         components=llama_elsewhere,
     ),
 )
+ODD = Model("hidream-odd", functools.partial(save_hidream, kind="full", max_resolution=14), ())
+"""A picture of 49 tokens, where the others have 64."""
+THREE_HEADS = Model("hidream-3-heads", functools.partial(save_hidream, kind="full", heads=3, max_resolution=14), ())
+"""As few tokens. Four heads, as the others have, can be dealt out over two ranks, and four."""

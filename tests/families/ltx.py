@@ -44,7 +44,7 @@ SCALES = {
 PLAIN = {name: 1.0 if "guidance_scale" in name or "modality" in name else 0.0 for name in SCALES}
 
 
-def save_ltx(folder: Path, kind: Kind = "full") -> Path:
+def save_ltx(folder: Path, kind: Kind = "full", *, heads: int = 2) -> Path:
     """Writes the folder and returns it. Transformer: two blocks; every parameter random, or zeros would hide inputs.
 
     LTX-2.0 differs in what its blocks have, pads its text, conditions the VAE on a timestep and has a smaller vocoder.
@@ -53,8 +53,8 @@ def save_ltx(folder: Path, kind: Kind = "full") -> Path:
     torch.manual_seed(0)
     modules = {
         "text_encoder": _text_encoder(),
-        "connectors": _connectors(**(_OLD_CONNECTORS if old else {})),
-        "transformer": _transformer(**(_OLD_TRANSFORMER if old else {})),
+        "connectors": _connectors(heads, **(_OLD_CONNECTORS if old else {})),
+        "transformer": _transformer(heads, **(_OLD_TRANSFORMER if old else {})),
         "vae": _vae(timestep_conditioning=old),
         "audio_vae": _audio_vae(),
         "vocoder": _old_vocoder() if old else _vocoder(),
@@ -137,16 +137,16 @@ _OLD_TRANSFORMER: dict[str, Any] = {
 }
 
 
-def _connectors(**changes: Any) -> LTX2TextConnectors:
+def _connectors(heads: int, **changes: Any) -> LTX2TextConnectors:
     config: dict[str, Any] = {
         "caption_channels": TEXT_WIDTH,
         "text_proj_in_factor": TEXT_LAYERS + 1,
-        "video_connector_num_attention_heads": 2,
+        "video_connector_num_attention_heads": heads,
         "video_connector_attention_head_dim": 8,
         "video_connector_num_layers": 1,
         "video_connector_num_learnable_registers": 8,
         "video_gated_attn": True,
-        "audio_connector_num_attention_heads": 2,
+        "audio_connector_num_attention_heads": heads,
         "audio_connector_attention_head_dim": 4,
         "audio_connector_num_layers": 1,
         "audio_connector_num_learnable_registers": 8,
@@ -154,27 +154,27 @@ def _connectors(**changes: Any) -> LTX2TextConnectors:
         "connector_rope_base_seq_len": 32,
         "rope_type": "split",
         "per_modality_projections": True,
-        "video_hidden_dim": 16,
-        "audio_hidden_dim": 8,
+        "video_hidden_dim": 8 * heads,
+        "audio_hidden_dim": 4 * heads,
         "proj_bias": True,
     }
     return LTX2TextConnectors(**{**config, **changes})
 
 
-def _transformer(**changes: Any) -> LTX2VideoTransformer3DModel:
+def _transformer(heads: int, **changes: Any) -> LTX2VideoTransformer3DModel:
     config: dict[str, Any] = {
         "in_channels": 4,
         "out_channels": 4,
-        "num_attention_heads": 2,
+        "num_attention_heads": heads,
         "attention_head_dim": 8,
-        "cross_attention_dim": 16,
+        "cross_attention_dim": 8 * heads,
         "gated_attn": True,
         "cross_attn_mod": True,
         "audio_in_channels": 8,
         "audio_out_channels": 8,
-        "audio_num_attention_heads": 2,
+        "audio_num_attention_heads": heads,
         "audio_attention_head_dim": 4,
-        "audio_cross_attention_dim": 8,
+        "audio_cross_attention_dim": 4 * heads,
         "audio_gated_attn": True,
         "audio_cross_attn_mod": True,
         "num_layers": LAYERS,
@@ -270,3 +270,5 @@ MODELS = (
 )
 OLD = Model("ltx-2.0", functools.partial(save_ltx, kind="2.0"), ())
 """Of the same class of pipeline as LTX-2.3."""
+THREE_HEADS = Model("ltx-3-heads", functools.partial(save_ltx, heads=3), ())
+"""Those of the others can be dealt out over two ranks; here of video and sound they cannot."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from diffusers import WanTransformer3DModel
 from tests.checkpoints import BOTH, save_i2v_2_1, save_i2v_a14b, save_t2v_a14b, save_vace, save_wan
 from tests.families.kit import Case, Model, clip, picture
 
@@ -17,6 +20,15 @@ def spec(task: str, **values: Any) -> Spec:
     base = {"height": 32, "width": 48, "num_frames": 5, "num_inference_steps": 4, "guidance_scale": 3.0, "seed": 7}
     base |= {"prompt": "a red circle moves left", "negative_prompt": "a black square"}
     return Spec(model="wan", task=task, **{**base, **values})
+
+
+def save_three_heads(folder: Path) -> Path:
+    """Wan 2.1's kind, one timestep for all tokens, with another number of heads than `save_wan` gives."""
+    save_wan(folder, expand_timesteps=False)
+    torch.manual_seed(4)
+    config = WanTransformer3DModel.load_config(folder / "transformer")
+    WanTransformer3DModel.from_config(config, num_attention_heads=3).save_pretrained(folder / "transformer")
+    return folder
 
 
 FIRST, LAST = {"first_frame": [picture(48, 32)]}, {"last_frame": [picture(48, 32, seed=1)]}
@@ -63,3 +75,5 @@ MODELS = (
     Model("wan-i2v-2-1", save_i2v_2_1, I2V_2_1),
     Model("wan-flf2v-2-1", partial(save_i2v_2_1, embedded_frames=2), FLF2V_2_1),
 )
+THREE_HEADS = Model("wan-3-heads", save_three_heads, ())
+"""Those of the others can be dealt out over two ranks."""
