@@ -241,6 +241,8 @@ class Flux(Family):
 
     def set_tokens(self, tokens: Tokens | None) -> None:
         self.tokens = tokens
+        if self.stage != "denoise":  # a decoder has tiles for what is outside, and no blocks
+            return
         self._seams.remove()
         transformer = self.pipeline.transformer
         transformer.set_attn_processor(FluxAttnProcessor() if tokens is None else Processor(tokens))

@@ -194,6 +194,8 @@ class HiDream(Family):
 
     def set_tokens(self, tokens: Tokens | None) -> None:
         self.tokens = tokens
+        if self.stage != "denoise":  # a decoder has tiles for what is outside, and no blocks
+            return
         self._seams.remove()
         transformer = self.pipeline.transformer
         for block in (*transformer.double_stream_blocks, *transformer.single_stream_blocks):

@@ -269,6 +269,8 @@ class LTX(Family):
 
     def set_tokens(self, tokens: Tokens | None) -> None:
         self.tokens = tokens
+        if self.stage != "denoise":  # a decoder has tiles for what is outside, and no blocks
+            return
         self._seams.remove()
         self._masks_text = tokens is None or self.config.pads_text  # a mask that lets all through is none
         ltx_attention.set_processors(self.pipeline.transformer, tokens)

@@ -236,6 +236,8 @@ class Wan(Family):
 
     def set_tokens(self, tokens: Tokens | None) -> None:
         self.tokens = tokens
+        if self.stage != "denoise":  # a decoder has tiles for what is outside, and no blocks
+            return
         while self._seams:
             self._seams.pop().remove()
         for expert in self.experts:

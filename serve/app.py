@@ -22,7 +22,7 @@ from raydiance.serve.errors import ConfigError
 from raydiance.serve.gateway import Gateway
 from raydiance.serve.layout_check import check_layout
 from raydiance.serve.stages import memory
-from raydiance.serve.stages.placement import placement
+from raydiance.serve.stages.placement import decoder_placement, placement
 
 log = logging.getLogger("ray.serve")
 APP_NAME = "raydiance"
@@ -87,7 +87,7 @@ class Binder:
         return {
             "text_encoder": self._bind(TextEncoder, encoder, c.text_encoder, c.text_encoder),
             "denoiser": self._denoiser(Denoiser, model),
-            "vae_decoder": self._bind(VAEDecoder, decoder, c.vae_decoder, c),
+            "vae_decoder": self._decoder(VAEDecoder, decoder, c),
         }
 
     def _guest(self, model: ModelConfig) -> dict[str, Any]:
@@ -98,11 +98,11 @@ class Binder:
         c = self._config
         if (gpus := c.parallel_of(model).gpus) > 1:
             raise ConfigError(f"parallel.gpus={gpus}: model '{model.id}' is run by diffusers' own pipeline, on one GPU")
-        files = c.vae_decoder.model_copy(update={"num_gpus": 0})
+        files = c.vae_decoder.model_copy(update={"num_gpus": 0, "gpus": 1, "small_tiles": False})
         return {
             "text_encoder": None,
             "denoiser": self._bind(GuestDenoiser, model, c.denoiser, c.denoiser),
-            "vae_decoder": self._bind(VAEDecoder, model, files, c),
+            "vae_decoder": self._decoder(VAEDecoder, model, c.model_copy(update={"vae_decoder": files})),
         }
 
     def _denoiser(self, cls: type, model: ModelConfig) -> Any:
@@ -113,6 +113,11 @@ class Binder:
         device = "cpu" if parallel.gpus > 1 else _device(config)  # of the coordinator, where there are ranks
         options = placement(config, parallel)
         return self._deploy(cls, model, config.num_replicas, device, options, model, config, device, parallel)
+
+    def _decoder(self, cls: type, model: ModelConfig, config: Config) -> Any:
+        """On as many GPUs as are configured."""
+        options, device = config.vae_decoder, _device(config.vae_decoder)
+        return self._deploy(cls, model, options.num_replicas, device, decoder_placement(options), model, config, device)
 
     def _bind(self, cls: type, model: ModelConfig, options: Any, *args: Any) -> Any:
         device = _device(options)

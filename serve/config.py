@@ -94,9 +94,22 @@ class DenoiserConfig(Section):
 
 
 class VAEDecoderConfig(Section):
+    """`num_cpus` and `num_gpus` are a rank's. `deadline_s`: how much later than another one may be with its tiles."""
+
     num_replicas: int = Field(1, ge=1, le=64)
     num_cpus: float = Field(0.2, ge=0)
     num_gpus: float = Field(0, ge=0)
+    gpus: int = Field(1, ge=1, le=64, description="ranks of one replica: they share what is decoded in tiles")
+    small_tiles: bool = Field(False, description="tile what would fit whole too; seams change its pixels slightly")
+    deadline_s: float = Field(120, gt=0, description="a rank that is later than that hangs: the replica is replaced")
+
+    @model_validator(mode="after")
+    def _shared(self) -> VAEDecoderConfig:
+        if self.small_tiles and self.gpus == 1:
+            raise ValueError("small_tiles=true needs gpus of 2 or more, not gpus=1")
+        if self.gpus > 1 and not (self.num_cpus or self.num_gpus):
+            raise ValueError(f"gpus={self.gpus} ranks need num_cpus or num_gpus above 0 to be placed by")
+        return self
 
 
 class StorageConfig(Section):

@@ -236,6 +236,8 @@ def _num_cpus(config: Config) -> int:
     """Logical CPUs, at least the machine's, so that every replica is placed however small the machine."""
     stages = (config.text_encoder, config.denoiser, config.vae_decoder)
     asked = len(config.models) * sum(s.num_replicas * s.num_cpus for s in stages)
+    vae = config.vae_decoder
+    asked += len(config.models) * vae.num_replicas * vae.num_cpus * (vae.gpus - 1)
     asked += config.denoiser.num_replicas * sum(p.num_cpus * p.gpus for p in map(config.parallel_of, config.models))
     return max(os.cpu_count() or 1, math.ceil(asked + OVERHEAD_CPUS))
 

@@ -68,6 +68,9 @@ def check_gpus(config: Config, found: int) -> None:
     stages = {name: getattr(config, name) for name in ("text_encoder", "denoiser", "vae_decoder")}
     asked = len(config.models) * sum(s.num_replicas * s.num_gpus for s in stages.values())
     options = [f"{name}.num_gpus={s.num_gpus:g}" for name, s in stages.items() if s.num_gpus]
+    if (vae := config.vae_decoder).gpus > 1 and vae.num_gpus:
+        asked += len(config.models) * vae.num_replicas * vae.num_gpus * (vae.gpus - 1)
+        options.append(f"vae_decoder.gpus={vae.gpus}")
     for parallel in map(config.parallel_of, config.models):
         if parallel.gpus > 1:
             each = parallel.gpus * (config.denoiser.num_gpus or (parallel.device != "cpu"))

@@ -1,10 +1,10 @@
-"""Where the ranks of a replica are put: one placement group a replica, its coordinator in the first bundle."""
+"""Where the ranks of a replica are put: one placement group a replica, whose own process is in the first bundle."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from raydiance.serve.config import DenoiserConfig
+from raydiance.serve.config import DenoiserConfig, VAEDecoderConfig
 from raydiance.serve.parallel_config import ParallelConfig
 
 
@@ -24,3 +24,12 @@ def placement(config: DenoiserConfig, parallel: ParallelConfig) -> dict[str, Any
         "placement_group_bundles": [{"CPU": config.num_cpus}, *[rank] * parallel.gpus],
         "placement_group_strategy": "STRICT_PACK" if parallel.nodes == 1 else "PACK",
     }
+
+
+def decoder_placement(config: VAEDecoderConfig) -> dict[str, Any]:
+    """As `placement`, but that the replica's own process is a rank too."""
+    options: dict[str, Any] = {"ray_actor_options": {"num_cpus": config.num_cpus, "num_gpus": config.num_gpus}}
+    if config.gpus == 1:
+        return options
+    rank = {name: amount for name, amount in (("CPU", config.num_cpus), ("GPU", config.num_gpus)) if amount}
+    return options | {"placement_group_bundles": [rank] * config.gpus, "placement_group_strategy": "STRICT_PACK"}

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import ray
 import torch
 
 from raydiance.models import registry, resolve
@@ -19,25 +22,45 @@ from raydiance.models.family import Audio
 from raydiance.models.spec import Spec
 from raydiance.serve import imaging, media, sound
 from raydiance.serve.config import Config, ModelConfig
+from raydiance.serve.engine.fleet import RanksLost
+from raydiance.serve.errors import ConfigError
 from raydiance.serve.request import ImageFormat, Output, VideoFormat, VideoInput
 from raydiance.serve.stages.given import blank_inputs, joined, read_inputs
 from raydiance.serve.stages.messages import Decoded, Given
 from raydiance.serve.storage.artifacts import ArtifactStore
 from raydiance.serve.storage.job import Artifact
 
+if TYPE_CHECKING:
+    from raydiance.serve.stages.decoder_actors import DecoderActors
+    from raydiance.serve.stages.decoder_ranks import DecoderRanks
+
+log = logging.getLogger("ray.serve")
 PREVIEW_FORMAT: ImageFormat = "webp"
+LOST_EXIT = 1
 
 
 class VAEDecoder:
-    """Serve deployment. It holds the whole VAE, so what a request brings along is encoded here too."""
+    """Serve deployment. It holds the whole VAE, so what a request brings along is encoded here too.
+
+    With `vae_decoder.gpus` above 1 it is the first of so many ranks, and what is decoded in tiles is decoded by all.
+
+    Raises:
+        ConfigError: the ranks cannot be where they were placed.
+    """
 
     def __init__(self, model: ModelConfig, config: Config, device: str) -> None:
-        torch.set_num_threads(config.denoiser.num_threads or os.cpu_count() or 1)
+        gpus = config.vae_decoder.gpus
+        num_threads = config.denoiser.num_threads or max(1, (os.cpu_count() or 1) // gpus)
+        torch.set_num_threads(num_threads)
         folder = resolve.resolve(model.path, model.revision)
         self._artifacts = ArtifactStore(config.storage.artifacts)
         self._device_thread = ThreadPoolExecutor(1, "vae")  # all of torch's work in one thread: see DenoisingLoop
+        self._others = None if gpus == 1 else _start_others(folder, model, config, device, num_threads)
         load = partial(registry.load, folder, "decode", model.id, model.load_options("decode", device))
         self._family = self._device_thread.submit(load).result()
+        self._ranks: DecoderRanks | None = None
+        if self._others is not None:
+            self._ranks = self._device_thread.submit(self._others.join, self._family).result()
 
     async def encode_inputs(self, spec: Spec, given: Sequence[Given]) -> Mapping[str, torch.Tensor]:
         """What was stored with the job -> conditioning. Sound that is gone on from is looked into as well.
@@ -122,9 +145,18 @@ class VAEDecoder:
         b64 = base64.b64encode(data).decode()
         return {"b64": b64, "format": PREVIEW_FORMAT, "width": spec.width, "height": spec.height}
 
+    async def stats(self) -> dict[str, Any]:
+        """`tiles`: decoded so far by each of several ranks, this process first."""
+        return {
+            "pid": os.getpid(),
+            "ranks": [] if self._others is None else [os.getpid(), *self._others.pids],
+            "tiles": [] if self._ranks is None else self._ranks.num_tiles,
+        }
+
     async def _decode(self, latents: torch.Tensor, spec: Spec) -> list[np.ndarray]:
         """Chunk by chunk: it ends within one when it is cancelled, and a preview waits for no whole video."""
-        frames, chunks = [], self._family.decode(latents, spec)
+        decode = self._family.decode if self._ranks is None else self._ranks.decode
+        frames, chunks = [], decode(latents, spec)
         while (chunk := await self._on_device(next, chunks, None)) is not None:
             frames.append(chunk)
         return frames
@@ -138,6 +170,23 @@ class VAEDecoder:
 
     async def _on_device(self, function: Any, *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._device_thread, function, *args)
+
+
+def _start_others(folder: Path, model: ModelConfig, config: Config, device: str, num_threads: int) -> DecoderActors:
+    from raydiance.serve.stages.decoder_actors import DecoderActors
+
+    group = ray.util.get_current_placement_group()
+    if group is None:
+        raise ConfigError(f"vae_decoder.gpus={config.vae_decoder.gpus}: the replica has no placement group")
+    deadline_s = config.parallel_of(model).start_deadline_s
+    others = folder, model, config.vae_decoder, device, num_threads
+    return DecoderActors(*others, group=group, start_deadline_s=deadline_s, lost=_end)
+
+
+def _end(error: RanksLost) -> None:
+    """The replica is replaced whole: Serve starts another when its process is gone, and who waits for it asks again."""
+    log.error("VAE decoder %d ends, its ranks with it: %s (%s)", os.getpid(), error, error.__cause__)
+    os._exit(LOST_EXIT)
 
 
 def _encode(chunks: Iterable[np.ndarray], audio: Audio | None, spec: Spec, output: Output) -> tuple[str, str, bytes]:
