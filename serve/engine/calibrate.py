@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
+import torch
+
 from raydiance.parallel.mesh import Mesh, Subgroup, powers_of_two
 from raydiance.serve.engine.fleet import Fleet
 from raydiance.serve.engine.orders import Report, Start, Turn
@@ -24,7 +26,7 @@ def calibrate(fleet: Fleet, start: Start, costs: Costs, longest_s: float) -> Non
     Args:
         longest_s: no further way is tried after so long; those that were not tried are not taken.
 
-    Raises what a step raises, and RanksLost.
+    Raises what a step raises, but for want of memory, which rules a way out; and RanksLost.
     """
     began = time.monotonic()
     pair = [replace(start, id=f"{start.id}/calibrate-{i}") for i in range(2)]
@@ -38,7 +40,11 @@ def calibrate(fleet: Fleet, start: Start, costs: Costs, longest_s: float) -> Non
                 break
             batches = tuple((each.id,) for each in pair[: shape.num_batches])
             turn = Turn(batches, Mesh(Subgroup(0, size), way.layout), way.schedule, keeps=False)
-            seconds = min([_seconds(fleet, turn) for _ in range(1 + REPEATS)][1:])
+            try:
+                seconds = min([_seconds(fleet, turn) for _ in range(1 + REPEATS)][1:])
+            except torch.OutOfMemoryError as e:
+                log.info("a step of %d tokens on %d ranks, %s, does not fit: %s", shape.work, size, way, e)
+                continue
             costs.record(shape, way, seconds)
             log.info("a step of %d tokens on %d ranks, %s: %.4f s", shape.work, size, way, seconds)
     finally:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from raydiance.parallel.mesh import Layout, powers_of_two
 from raydiance.parallel.schedule import SCHEDULES, Schedule, name_of
 
+FEWEST_IN_HALVES = 16
+"""Tokens of a rank: with fewer, a half could be left without any of a stream, and there is nothing to hide."""
 KEEP = 0.75
 """Of what was measured before, when a step is measured again."""
 
@@ -88,7 +90,7 @@ class Limits:
             Way(layout, schedule)
             for layout in self.layouts(size, shape.num_branches)
             for schedule in self._schedules(layout, shape)
-            if shape.num_tokens >= layout.sequence * (2 if schedule.halves else 1)
+            if shape.num_tokens >= layout.sequence * (FEWEST_IN_HALVES if schedule.halves else 1)
         ]
 
     def _schedules(self, layout: Layout, shape: Shape) -> Iterable[Schedule]:
@@ -120,7 +122,7 @@ class Costs:
         """None where nothing of its kind was measured in this way."""
         if (found := self._seconds.get(shape, {}).get(way)) is not None:
             return found
-        near = [known for known, by_way in self._seconds.items() if way in by_way and _alike(known, shape)]
+        near = [known for known, by_way in self._seconds.items() if way in by_way and _alike(known, shape, way)]
         if not near:
             return None
         nearest = min(near, key=lambda known: abs(math.log(known.work / shape.work)))
@@ -143,9 +145,11 @@ class Costs:
         return [(shape, way, s) for shape, by_way in sorted(self._seconds.items()) for way, s in by_way.items()]
 
 
-def _alike(a: Shape, b: Shape) -> bool:
-    """Whether the same ways lead through both."""
-    return (a.num_branches, a.num_batches) == (b.num_branches, b.num_batches)
+def _alike(a: Shape, b: Shape, way: Way) -> bool:
+    """Whether what one costs in this way says what the other does: a second branch is twice the work, unless it is on
+    ranks of its own or in a lane."""
+    by_branch = way.layout.cfg > 1 or way.schedule.lanes
+    return a.num_batches == b.num_batches and (a.num_branches == b.num_branches or not by_branch)
 
 
 def _by_rule(way: Way) -> tuple[int, int, int]:

@@ -79,8 +79,12 @@ def test_another_size_costs_in_proportion_and_another_kind_is_unknown() -> None:
     costs.record(Shape(4000), ALONE, 16.0)
     assert costs.seconds(Shape(1500), ALONE) == pytest.approx(3.0)
     assert costs.seconds(Shape(3000), ALONE) == pytest.approx(12.0)
-    assert costs.seconds(GUIDED, ALONE) is None
-    assert len(costs.table()) == 2
+    assert costs.seconds(Shape(1000, num_batches=2), ALONE) is None
+    assert costs.seconds(GUIDED, ALONE) == pytest.approx(4.0)  # twice the work
+    assert costs.seconds(GUIDED, Way(Layout(cfg=2), SYNC)) is None
+    costs.record(GUIDED, Way(Layout(cfg=2), SYNC), 2.0)
+    assert costs.seconds(UNGUIDED, Way(Layout(cfg=2), SYNC)) is None
+    assert len(costs.table()) == 3
 
 
 def standing(key: str, tokens: int = 1000, branches: int = 1) -> Standing:
