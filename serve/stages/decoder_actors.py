@@ -33,9 +33,9 @@ from raydiance.serve.stages.processes import (
     RankProcess,
     device_of_rank,
     error_of,
-    free_meeting,
     here,
     meet,
+    open_meeting,
 )
 
 log = logging.getLogger("ray.serve")
@@ -108,7 +108,7 @@ class DecoderActors:
     def join(self, family: Family) -> DecoderRanks:
         """To be called when this process has loaded, and in the thread that decodes. Raises what a rank raised."""
         self._wait_loaded()
-        meeting = free_meeting()
+        meeting = open_meeting(one_node=True)
         joining = [
             actor.join.remote(rank, meeting, self._config, self._device)
             for rank, actor in enumerate(self._processes.actors, 1)

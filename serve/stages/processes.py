@@ -21,6 +21,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from raydiance.serve.engine.fleet import RanksLost
 from raydiance.serve.stages import memory
 
+LOOPBACK = "127.0.0.1"
+_listeners: dict[str, socket.socket] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -38,30 +41,37 @@ def here() -> Place:
     return Place(context.get_node_id(), ray.util.get_node_ip_address(), os.getpid(), tuple(gpus))
 
 
-def free_meeting() -> str:
-    """`tcp://HOST:PORT` in this process's node, for ranks to meet at; rank 0 has to be there."""
-    address = ray.util.get_node_ip_address()
-    with socket.socket() as s:
-        s.bind((address, 0))
-        return f"tcp://{address}:{s.getsockname()[1]}"
+def open_meeting(one_node: bool) -> str:
+    """`tcp://HOST:PORT`, where ranks will meet whose first is this process. It listens already, on loopback for ranks of
+    one node, else on the node's own address, and nowhere else; `meet` takes it up."""
+    address = LOOPBACK if one_node else ray.util.get_node_ip_address()
+    listener = socket.create_server((address, 0))
+    meeting = f"tcp://{address}:{listener.getsockname()[1]}"
+    _listeners[meeting] = listener
+    return meeting
 
 
 def meet(rank: int, world: int, meeting: str, device: torch.device, timeout_s: float) -> None:
     """Begins `torch.distributed`: NCCL for a GPU, else gloo. Returns when all ranks are there.
 
     Args:
-        meeting: `tcp://HOST:PORT`.
+        meeting: as `open_meeting` gave it in the process of rank 0.
         timeout_s: for that, and for what is exchanged without a deadline of its own.
     """
-    if meeting.startswith("tcp://127."):
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    address, port = meeting.removeprefix("tcp://").rsplit(":", 1)
+    if address == LOOPBACK:
+        os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    timeout = timedelta(seconds=timeout_s)
+    listening = {"master_listen_fd": _listeners.pop(meeting).detach()} if rank == 0 else {}
+    open_store: Any = dist.TCPStore
+    store = open_store(address, int(port), world, rank == 0, timeout, **listening)
     on_gpu = device.type == "cuda"
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
-        init_method=meeting,
+        store=store,
         world_size=world,
         rank=rank,
-        timeout=timedelta(seconds=timeout_s),
+        timeout=timeout,
         device_id=device if on_gpu else None,
     )
 
@@ -77,8 +87,8 @@ class RankProcess:
     def where(self) -> Place:
         return here()
 
-    def free_meeting(self) -> str:
-        return free_meeting()
+    def open_meeting(self, one_node: bool) -> str:
+        return open_meeting(one_node)
 
     @ray.method(concurrency_group="watch")
     def watch(self) -> None:
