@@ -42,8 +42,8 @@ def here() -> Place:
 
 
 def open_meeting(one_node: bool) -> str:
-    """`tcp://HOST:PORT`, where ranks will meet whose first is this process. It listens already, on loopback for ranks of
-    one node, else on the node's own address, and nowhere else; `meet` takes it up."""
+    """`tcp://HOST:PORT`, where ranks will meet whose first is this process. It listens already, on loopback for ranks
+    of one node, else on the node's own address, and nowhere else; `meet` takes it up."""
     address = LOOPBACK if one_node else ray.util.get_node_ip_address()
     listener = socket.create_server((address, 0))
     meeting = f"tcp://{address}:{listener.getsockname()[1]}"
@@ -63,7 +63,7 @@ def meet(rank: int, world: int, meeting: str, device: torch.device, timeout_s: f
         os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     timeout = timedelta(seconds=timeout_s)
     listening = {"master_listen_fd": _listeners.pop(meeting).detach()} if rank == 0 else {}
-    open_store: Any = dist.TCPStore
+    open_store: Any = dist.TCPStore  # type: ignore[attr-defined]
     store = open_store(address, int(port), world, rank == 0, timeout, **listening)
     on_gpu = device.type == "cuda"
     dist.init_process_group(
