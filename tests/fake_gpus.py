@@ -107,18 +107,18 @@ def main() -> None:
     os._exit(0)  # nothing of Ray's is left
 
 
-def denoiser() -> Any:
+def deployment(stage: str) -> Any:
     from ray import serve
 
-    return serve.get_deployment_handle("Denoiser-tiny", "raydiance")
+    return serve.get_deployment_handle(f"{stage}-tiny", "raydiance")
 
 
-def stats() -> dict[str, Any] | None:
+def stats(stage: str = "Denoiser") -> dict[str, Any] | None:
     """None while there is no replica."""
     import ray
 
     try:
-        found: dict[str, Any] = denoiser().stats.remote().result(timeout_s=60)
+        found: dict[str, Any] = deployment(stage).stats.remote().result(timeout_s=60)
     except (ray.exceptions.RayError, TimeoutError):
         return None
     return found
@@ -144,7 +144,7 @@ async def _lose(pid: int, fault: int) -> dict[str, Any]:
 
     last, lost_at = None, 0.0
     try:
-        async with denoising(denoiser(), Work(f"long-{pid}", spec()), embeddings(), None) as events:
+        async with denoising(deployment("Denoiser"), Work(f"long-{pid}", spec()), embeddings(), None) as events:
             async for event in events:
                 if isinstance(event, Checkpointed):
                     last = event
@@ -165,7 +165,7 @@ async def _off(step: int, checkpoint: bytes | None) -> float:
     from raydiance.serve.stages.messages import Denoised, Work
 
     work, found = Work(f"again-{step}", spec(), checkpoint=checkpoint, step=step), None
-    async with denoising(denoiser(), work, embeddings(), None) as events:
+    async with denoising(deployment("Denoiser"), work, embeddings(), None) as events:
         async for event in events:
             if isinstance(event, Denoised):
                 found = await event.latents
