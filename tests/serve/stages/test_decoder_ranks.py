@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 import torch
 from tests.families.kit import all_models
+from tests.guests import save_sana
 from tests.parallel.rank import SHORT_DEADLINE_S
 from tests.parallel.test_ranks import ROOT, result
 
 from raydiance.models.tiles import TileRunner
 from raydiance.models.tokens import Forward, run_in_turn
-from raydiance.serve.config import VAEDecoderConfig, load_config
+from raydiance.serve import app, local
+from raydiance.serve.config import Config, ModelConfig, VAEDecoderConfig, load_config
 from raydiance.serve.errors import ConfigError
 from raydiance.serve.preflight import check_gpus
 from raydiance.serve.stages.decoder_actors import check_apart
@@ -143,6 +145,29 @@ def test_where_ranks_are_placed() -> None:
     assert shared["placement_group_bundles"] == [{"CPU": 0.2, "GPU": 1}] * 3
     assert shared["placement_group_strategy"] == "STRICT_PACK"
     assert decoder_placement(VAEDecoderConfig(gpus=2))["placement_group_bundles"] == [{"CPU": 0.2}] * 2
+
+
+def test_cpus_of_all_ranks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    one, many = (local._num_cpus(load_config({"vae_decoder.gpus": gpus})) for gpus in (1, 64))
+    assert many - one in (12, 13)  # 63 of 0.2, in whole ones
+
+
+def test_files_of_a_guest_take_no_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    bound: dict[str, dict[str, Any]] = {}
+
+    def record(cls: type, **options: Any) -> Any:
+        bound[options["name"]] = options
+        return made(cls, **options)
+
+    made = app._deployment
+    monkeypatch.setattr(app, "_deployment", record)
+    models = [ModelConfig(path=str(save_sana(tmp_path / "sana"))), ModelConfig(path="tiny")]
+    vae = VAEDecoderConfig(gpus=2, num_gpus=1, small_tiles=True)
+    app.build_app(Config(models=models, vae_decoder=vae))
+    assert "placement_group_bundles" not in bound["VAEDecoder-sana"]
+    assert bound["VAEDecoder-sana"]["ray_actor_options"]["num_gpus"] == 0
+    assert len(bound["VAEDecoder-tiny"]["placement_group_bundles"]) == 2
 
 
 def test_two_ranks_on_one_gpu_are_refused() -> None:
