@@ -51,6 +51,7 @@ def save_hidream(
     Args:
         kind: of `SCHEDULERS`.
         llama: where the Llama encoder and its tokenizer go, as one transformers repository, instead of the folder.
+        max_resolution: latents a side.
     """
     torch.manual_seed(0)
     transformer = HiDreamImageTransformer2DModel(

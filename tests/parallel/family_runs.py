@@ -17,8 +17,8 @@ LAYOUTS = {
 """By number of ranks, each of a world."""
 MORE = (Layout(ulysses=4), Layout(ring=4), Layout(cfg=2, ring=2))
 """Of four ranks, for a request a family: guided, with tokens and heads that do not divide."""
-NUM_FORWARDS = {"wan": (2, 2), "flux": (2, 2), "hidream": (1, 2), "ltx": (3, 4)}
-"""Of a guided step, where one is under way at a time, and where several are."""
+NUM_FORWARDS = {"wan": (2, 2), "flux": (2, 2), "hidream": (1, 2), "ltx": (3, 4), "ltx-2.0": (2, 3)}
+"""By family, or by model. Of a guided step, where one is under way at a time, and where several are."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ class Way:
         """Of a transformer by a rank, in a step; each half of a forward is one."""
         if rank not in self.mesh.subgroup.ranks:
             return 0
-        together, apart = NUM_FORWARDS[batch[0].family] if any(s.guided for s in batch) else (1, 1)
+        kind = batch[0].model.name if batch[0].model.name in NUM_FORWARDS else batch[0].family
+        together, apart = NUM_FORWARDS[kind] if any(s.guided for s in batch) else (1, 1)
         forwards = apart if self.layout.cfg > 1 or self.schedule.lanes else together
         mine = range(self.mesh.coordinate(rank, "cfg"), forwards, self.layout.cfg)
         return len(mine) * (2 if self.schedule.halves else 1)

@@ -94,15 +94,18 @@ def of_hidream(model: Model, size: str, kind: str = "full") -> list[Subject]:
     return twins(model, functools.partial(hidream.spec, "text-to-image", kind), size, off={"guidance_scale": 1.0})
 
 
-def of_ltx(model: Model, task: str, size: str, inputs: Inputs | None = None) -> list[Subject]:
-    off = {"extra": ltx.PLAIN, "guidance_scale": 1.0}
-    return twins(model, functools.partial(ltx.spec, task), size, inputs, off=off)
+def of_ltx(
+    model: Model, task: str, size: str, inputs: Inputs | None = None, on: Mapping[str, float] = ltx.SCALES
+) -> list[Subject]:
+    off = {"extra": {name: ltx.PLAIN[name] for name in on}, "guidance_scale": 1.0}
+    return twins(model, functools.partial(ltx.spec, task), size, inputs, on={"extra": on}, off=off)
 
 
 TI2V, T2V_A14B, I2V_A14B, VACE, _, I2V_2_1, _ = wan.MODELS
 DEV, _, KONTEXT = flux.MODELS
 FULL, FAST = hidream.MODELS
 LTX, _ = ltx.MODELS
+WITHOUT_STG = {name: scale for name, scale in ltx.SCALES.items() if "stg" not in name}
 SUBJECTS = [
     *of_wan(TI2V, "text-to-video", "even"),
     *of_wan(TI2V, "text-to-video", "odd"),
@@ -127,6 +130,7 @@ SUBJECTS = [
     *of_ltx(LTX, "text-to-video", "even"),
     *of_ltx(LTX, "text-to-video", "odd"),
     *of_ltx(LTX, "image-to-video", "odd", ltx.given()),
+    *of_ltx(ltx.OLD, "image-to-video", "odd", ltx.given(), WITHOUT_STG),
     *of_ltx(ltx.THREE_HEADS, "text-to-video", "odd"),
 ]
 """Each with its twin: guided first."""
