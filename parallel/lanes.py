@@ -42,6 +42,11 @@ class Lanes:
         return self._current
 
     @property
+    def num_running(self) -> int:
+        """Lanes that have not ended."""
+        return len(self._alive)
+
+    @property
     def are_running(self) -> bool:
         return bool(self._alive)
 

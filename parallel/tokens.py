@@ -10,6 +10,7 @@ import torch
 
 from raydiance.parallel.comm import Communicator
 from raydiance.parallel.dealing import Dealing
+from raydiance.parallel.errors import LaneLost
 from raydiance.parallel.groups import Groups, Link
 from raydiance.parallel.halves import NUM_HALVES, Layer
 from raydiance.parallel.hybrid import strategy
@@ -167,6 +168,8 @@ class ShardedTokens:
         board = self._halves.setdefault(self._next(), {})
         board[self._half] = held
         while len(board) < NUM_HALVES:
+            if self.lanes.num_running < NUM_HALVES:
+                raise LaneLost("the other half has ended and joined nothing")
             self.lanes.switch()
         return [board[half] for half in range(NUM_HALVES)]
 
