@@ -24,7 +24,7 @@ class Seams:
         names = tuple(inspect.signature(type(module).forward).parameters)[1:]
 
         def hook(
-            module: torch.nn.Module, args: tuple[Any, ...], kwargs: Arguments
+            _: torch.nn.Module, args: tuple[Any, ...], kwargs: Arguments
         ) -> tuple[tuple[Any, ...], Arguments]:
             arguments = dict(zip(names, args, strict=False)) | kwargs
             change(arguments)
