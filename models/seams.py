@@ -23,9 +23,7 @@ class Seams:
         """Lets `change` see the arguments of a module's forward before it runs."""
         names = tuple(inspect.signature(type(module).forward).parameters)[1:]
 
-        def hook(
-            _: torch.nn.Module, args: tuple[Any, ...], kwargs: Arguments
-        ) -> tuple[tuple[Any, ...], Arguments]:
+        def hook(_: torch.nn.Module, args: tuple[Any, ...], kwargs: Arguments) -> tuple[tuple[Any, ...], Arguments]:
             arguments = dict(zip(names, args, strict=False)) | kwargs
             change(arguments)
             return (), arguments
