@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: venv demo test check format bench drill clean
+.PHONY: venv demo test slow check format bench drill clean
 
 venv: $(STAMP)
 
@@ -24,6 +24,10 @@ demo: $(STAMP)
 # what kills whole clusters is left to `make drill`, what measures to `make bench`
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not slow and not drill and not bench and not gpu" $(PYTEST_ARGS)
+
+# every family on real ranks, and what else takes minutes
+slow: $(STAMP)
+	$(BIN)/python -m pytest -m "slow and not drill and not bench and not gpu" $(PYTEST_ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

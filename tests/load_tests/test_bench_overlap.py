@@ -128,7 +128,7 @@ def test_a_missing_peer_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert capsys.readouterr().err == "not reported: einops not found: pip install -e '.[bench]'\n"
 
 
-@pytest.mark.slow
+@pytest.mark.bench
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("tc") is None, reason="network namespaces need root, ip and tc")
 def test_real_ranks(tmp_path: Path) -> None:
     """Peers and layouts compute what the whole forward does, and send what their formulas say."""

@@ -29,7 +29,7 @@ ENV = {
 }
 Seen = dict[str, Any]
 
-pytestmark = pytest.mark.timeout(TOTAL_S + 30)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(TOTAL_S + 30)]
 
 
 @pytest.fixture(scope="module")

@@ -78,6 +78,7 @@ def assert_same(found: np.ndarray, expected: np.ndarray) -> None:
     assert np.abs(found - expected).max() <= GREY_LEVEL
 
 
+@pytest.mark.slow
 def test_two_ranks_decode_the_pixels_of_one(tmp_path: Path, expected: np.ndarray) -> None:
     with fake_gpus(tmp_path, 0, **SETTINGS) as program, httpx.Client(base_url=program.started["url"]) as client:
         before = program.ask("stats", stage="VAEDecoder")

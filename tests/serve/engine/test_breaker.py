@@ -1,0 +1,211 @@
+"""Faults that were found by reading: one request's trouble stays its own, whatever the order of events."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+import torch
+from tests.checkpoints import save_wan
+from tests.serve.engine.test_loop import Listener, order
+
+from raydiance.models import registry
+from raydiance.models.family import Row
+from raydiance.models.wan import Wan
+from raydiance.parallel.mesh import Layout
+from raydiance.parallel.schedule import SCHEDULES
+from raydiance.serve.engine.engine import Engine
+from raydiance.serve.engine.fleet import Alone
+from raydiance.serve.engine.loop import DenoisingLoop, Update
+from raydiance.serve.engine.orders import Standing
+from raydiance.serve.engine.rounds import round_of
+from raydiance.serve.engine.trajectory import Trajectory
+from raydiance.serve.engine.ways import ALONE, Costs, Limits, Shape, Way
+
+SYNC = SCHEDULES["synchronous"]
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Wan:
+    torch.set_num_threads(1)
+    return registry.load(save_wan(tmp_path_factory.mktemp("wan")), "denoise", "m")  # type: ignore[return-value]
+
+
+@contextmanager
+def looping(engine: Engine, costs: Costs | None = None) -> Iterator[DenoisingLoop]:
+    loop = DenoisingLoop(lambda: Alone(engine), max_batch_size=4, max_batch_tokens=100_000, costs=costs)
+    try:
+        yield loop
+        assert loop.is_alive
+    finally:
+        loop.stop()
+
+
+class Unfinished(Engine):
+    """What is made of seed 13's result does not fit."""
+
+    def finish(self, trajectory: Trajectory) -> torch.Tensor:
+        if trajectory.spec.seed == 13:
+            raise torch.OutOfMemoryError("too big")
+        return super().finish(trajectory)
+
+
+def test_a_result_that_fails_leaves_its_neighbours_where_they_were(family: Wan) -> None:
+    with looping(Unfinished(family)) as loop:
+        listeners = {seed: Listener() for seed in (1, 13)}
+        with loop._changed:  # both from the first step on
+            for seed, listener in listeners.items():
+                loop.join(order(str(seed), steps=3, seed=seed), listener)
+        listeners[1].wait()
+        with pytest.raises(torch.OutOfMemoryError):
+            listeners[13].wait()
+        assert [u.step_index for u in listeners[1].updates] == [1, 2, 3]
+
+
+def test_a_request_without_a_way_fails_alone(family: Wan) -> None:
+    unguided_only = Costs(Limits(cfg=2))  # guided steps need two ranks, and there is one
+    with looping(Engine(family), unguided_only) as loop:
+        loop.join(order("guided"), refused := Listener())
+        loop.join(order("plain", guidance_scale=1.0), served := Listener())
+        with pytest.raises(ValueError, match="no layout of 1 ranks"):
+            refused.wait()
+        served.wait()
+
+
+def test_those_that_need_other_numbers_of_ranks_are_stepped_in_one_round() -> None:
+    """Guidance branches on two ranks, and nothing else split: a step without guidance takes one."""
+    costs = Costs(Limits(max_ulysses=1, ring=1, cfg=2))
+    both = [Standing(0, 10, "guided", 1000, 2), Standing(0, 10, "plain", 1000, 1), Standing(0, 10, "more", 500, 1)]
+    waves = round_of(both, 2, costs, max_batch_size=8, max_batch_tokens=10**9)
+    assert sorted(i for wave in waves for part in wave for b in part.batches for i in b) == [0, 1, 2]
+    layouts = {i: part.mesh.layout for wave in waves for part in wave for b in part.batches for i in b}
+    assert layouts == {0: Layout(cfg=2), 1: Layout(), 2: Layout()}
+
+
+class Again(Listener):
+    """Joins once more, under the same id, when it is told of the end; and then leaves, late."""
+
+    def __init__(self, loop: DenoisingLoop, next_listener: Listener) -> None:
+        super().__init__()
+        self.loop, self.next = loop, next_listener
+
+    def __call__(self, update: Update) -> None:
+        super().__call__(update)
+        if update.is_done:
+            self.loop.join(order("a", steps=3), self.next)
+            self.loop.leave("a", self)
+
+
+def test_who_leaves_late_takes_nobody_of_the_same_id_along(family: Wan) -> None:
+    with looping(Engine(family)) as loop:
+        loop.join(order("a", steps=2), Again(loop, following := Listener()))
+        following.wait()
+
+
+class Slow(Engine):
+    """Says when it steps, and waits to be let go."""
+
+    def __init__(self, family: Wan) -> None:
+        super().__init__(family)
+        self.stepping, self.go = threading.Event(), threading.Event()
+
+    def _predict(self, rows: Sequence[Row]) -> list[torch.Tensor]:  # type: ignore[override]
+        self.stepping.set()
+        assert self.go.wait(30)
+        return super()._predict(rows)  # type: ignore[arg-type]
+
+
+def test_an_id_that_is_used_again_in_mid_step_is_the_new_one_s(family: Wan) -> None:
+    engine = Slow(family)
+    with looping(engine) as loop:
+        loop.join(order("a", steps=1), old := Listener())
+        assert engine.stepping.wait(30)
+        loop.leave("a", old)
+        loop.join(order("a", steps=2), new := Listener())
+        engine.go.set()  # the old one ends
+        new.wait()
+        assert [u.step_index for u in new.updates] == [1, 2]
+
+
+class Greedy(Engine):
+    """Two at once do not fit; what was computed for them must not be there when one is tried."""
+
+    def __init__(self, family: Wan) -> None:
+        super().__init__(family)
+        self.activations: weakref.ref[torch.Tensor] | None = None
+        self.held: list[bool] = []
+
+    def _predict(self, rows: Sequence[Row]) -> list[torch.Tensor]:  # type: ignore[override]
+        if len(rows) > 1:
+            activations = torch.zeros(1000)
+            self.activations = weakref.ref(activations)
+            raise torch.OutOfMemoryError("too big")
+        if self.activations is not None:
+            self.held.append(self.activations() is not None)
+        return super()._predict(rows)  # type: ignore[arg-type]
+
+
+def test_what_a_failed_batch_had_computed_is_given_back_before_its_halves_are_tried(family: Wan) -> None:
+    engine = Greedy(family)
+    with looping(engine) as loop:
+        listeners = [Listener(), Listener()]
+        with loop._changed:
+            for i, listener in enumerate(listeners):
+                loop.join(order(str(i), steps=2), listener)
+        for listener in listeners:
+            listener.wait()
+    assert engine.held
+    assert not any(engine.held)
+
+
+def test_costs_are_read_while_they_change() -> None:
+    costs, errors, stop = Costs(), [], threading.Event()
+    layouts = [Layout(c, r, u) for c in (1, 2) for r in (1, 2, 4, 8, 16, 32, 64) for u in (1, 2, 4, 8, 16, 32, 64)]
+
+    def read() -> None:
+        while not stop.is_set():
+            try:
+                costs.table()
+            except RuntimeError as error:
+                errors.append(error)
+                return
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for tokens in range(1, 40):
+            for layout in layouts:
+                costs.record(Shape(tokens), Way(layout, SYNC), 1.0)
+    finally:
+        stop.set()
+        reader.join()
+        sys.setswitchinterval(interval)
+    assert not errors
+
+
+def test_two_in_lanes_are_known_by_the_work_of_both() -> None:
+    costs, lanes = Costs(Limits(max_ulysses=2, ring=1)), Way(Layout(ulysses=2), SCHEDULES["lanes"])
+    costs.record(Shape(1000), Way(Layout(ulysses=2), SYNC), 1.0)
+    costs.record(Shape(1000), ALONE, 9.0)
+    costs.record(Shape(1000, num_batches=2), lanes, 1.9)
+    large, small = Standing(0, 10, "a", 5000, 1), Standing(0, 10, "b", 500, 1)
+    [[part]] = round_of([large, small], 2, costs, max_batch_size=8, max_batch_tokens=10**9)
+    assert part.schedule.lanes
+    assert part.shape.work == 5500
+
+
+def test_who_has_too_few_tokens_for_a_layout_is_in_no_lane_of_it() -> None:
+    costs = Costs(Limits(max_ulysses=1))
+    apart, together = Way(Layout(cfg=2, ring=2), SYNC), Way(Layout(ring=4), SCHEDULES["lanes"])
+    costs.record(Shape(1000, 1, 2), apart, 1.0)
+    costs.record(Shape(1000, 1, 2, 2), together, 0.1)
+    large, tiny = Standing(0, 10, "a", 5000, 2), Standing(0, 10, "b", 3, 2)
+    waves = round_of([large, tiny], 4, costs, max_batch_size=8, max_batch_tokens=10**9)
+    [of_tiny] = [part for wave in waves for part in wave if any(1 in batch for batch in part.batches)]
+    assert of_tiny.mesh.layout.sequence <= 3
