@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -54,5 +55,6 @@ class Alone:
         try:
             report = self.rank.turn(turn)
         except Exception as error:  # noqa: BLE001 - the loop finds out whose it is
+            traceback.clear_frames(error.__traceback__)  # what they hold takes memory that the next try needs
             return error
         return report or RuntimeError("the only rank leads every turn")

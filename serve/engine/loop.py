@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -22,7 +22,7 @@ import torch
 from raydiance.serve.engine.calibrate import calibrate
 from raydiance.serve.engine.fleet import Fleet, RanksLost
 from raydiance.serve.engine.orders import Outcome, Report, Standing, Start, Turn, Wish
-from raydiance.serve.engine.rounds import Part, round_of
+from raydiance.serve.engine.rounds import Part, Wave, round_of
 from raydiance.serve.engine.ways import Costs
 
 log = logging.getLogger("ray.serve")
@@ -118,10 +118,12 @@ class DenoisingLoop:
             self._members[start.id] = _Member(start, listener)
             self._changed.notify()
 
-    def leave(self, member_id: str) -> None:
-        """Stops stepping it: at most the step in progress is finished."""
+    def leave(self, member_id: str, listener: Listener) -> None:
+        """Stops stepping it: at most the step in progress is finished. Nothing, where another has its id by now."""
         with self._changed:
-            if self._members.pop(member_id, None) is not None:
+            member = self._members.get(member_id)
+            if member is not None and member.listener is listener:
+                del self._members[member_id]
                 self._left.append(member_id)
                 self._changed.notify()
 
@@ -177,7 +179,10 @@ class DenoisingLoop:
             if fleet.size > 1 and self._calibration_s:
                 calibrate(fleet, member.start, self.costs, self._calibration_s)
                 self._calibration_s = 0.0
-            member.standing, outcome = fleet.begin(member.start)
+            standing, outcome = fleet.begin(member.start)
+            if not standing.is_done:
+                self._round([standing], fleet.size)  # raises where there is no way to step it
+            member.standing = standing
         except RanksLost:
             raise
         except Exception as e:
@@ -185,32 +190,30 @@ class DenoisingLoop:
             self._end(member, Update(0, member.start.spec.num_inference_steps, None, e))
             return False
         member.start = replace(member.start, embeddings=[], inputs=None, checkpoint=None)  # the ranks have them now
-        if member.standing.is_done:
-            self._end(member, Update(outcome.step_index, member.standing.num_steps, outcome))
+        if standing.is_done:
+            self._end(member, Update(outcome.step_index, standing.num_steps, outcome))
             return False
         return True
 
     def _end(self, member: _Member, update: Update) -> None:
-        self.leave(member.start.id)
+        self.leave(member.start.id, member.listener)
         member.listener(update)
 
     def _plan(self, fleet: Fleet, members: list[_Member]) -> list[list[tuple[Part, list[list[_Member]]]]]:
         """Waves of parts, with the members of their batches."""
         if not members:
             return []
-        waves = round_of(
-            [m.stands for m in members],
-            fleet.size,
-            self.costs,
-            max_batch_size=self._max_batch_size,
-            max_batch_tokens=self._max_batch_tokens,
-        )
+        waves = self._round([m.stands for m in members], fleet.size)
         return [[(part, [[members[i] for i in b] for b in part.batches]) for part in wave] for wave in waves]
+
+    def _round(self, standings: Sequence[Standing], size: int) -> list[Wave]:
+        limits = {"max_batch_size": self._max_batch_size, "max_batch_tokens": self._max_batch_tokens}
+        return round_of(standings, size, self.costs, **limits)
 
     def _advance(self, fleet: Fleet, wave: list[tuple[Part, list[list[_Member]]]]) -> None:
         """One step of each. What raises is halved until the culprit is alone: no request fails for its neighbour."""
         here = [
-            (part, [kept for batch in batches if (kept := [m for m in batch if m.start.id in self._members])])
+            (part, [kept for batch in batches if (kept := [m for m in batch if self._members.get(m.start.id) is m])])
             for part, batches in wave
         ]
         here = [(part, batches) for part, batches in here if batches]

@@ -79,11 +79,13 @@ class Rank:
         seconds = time.perf_counter() - began
         if self._groups is not None:
             self._groups.check_idle()
+        leads, outcomes = self._leads(turn), {}
         if turn.keeps:
-            self._held |= stepped
-        if not self._leads(turn):
+            if leads:
+                outcomes = {i: self._outcome(t, turn.wishes.get(i, Wish())) for i, t in stepped.items()}
+            self._held |= stepped  # last: what is raised before it has moved nobody
+        if not leads:
             return None
-        outcomes = {i: self._outcome(t, turn.wishes.get(i, Wish())) for i, t in stepped.items()} if turn.keeps else {}
         return Report(outcomes, seconds, self.engine.num_forwards - forwards, self.engine.num_rows - rows)
 
     def move(self, move: Move) -> None:

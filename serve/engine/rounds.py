@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from raydiance.parallel.mesh import Mesh, Subgroup, powers_of_two
 from raydiance.parallel.schedule import Schedule
@@ -39,16 +39,39 @@ Wave = list[Part]
 def round_of(
     standings: Sequence[Standing], size: int, costs: Costs, *, max_batch_size: int, max_batch_tokens: int
 ) -> list[Wave]:
-    """Every trajectory in one part. Raises ValueError where the limits leave no way for one."""
+    """Every trajectory in one part. Raises ValueError where the limits leave no way for one.
+
+    Where no size of subgroup is right for all, those of one kind are stepped after those of another.
+    """
     rounds = [
         found
         for per_part in reversed(powers_of_two(size))
         if (found := _on_subgroups(standings, size, per_part, costs, max_batch_size, max_batch_tokens)) is not None
     ]
-    if not rounds:
+    if rounds:
+        return min(rounds, key=lambda found: found[0])[1]
+    kinds: dict[tuple[int, ...], list[int]] = {}
+    for i, standing in enumerate(standings):
+        kinds.setdefault(_sizes(standing, size, costs), []).append(i)
+    if () in kinds or len(kinds) == 1:
         fewest = min(standing.num_tokens for standing in standings)
         raise ValueError(f"no layout of {size} ranks for {fewest} tokens within {costs.limits}")
-    return min(rounds, key=lambda found: found[0])[1]
+    waves: list[Wave] = []
+    for kind in kinds.values():
+        some = [standings[i] for i in kind]
+        of_kind = round_of(some, size, costs, max_batch_size=max_batch_size, max_batch_tokens=max_batch_tokens)
+        waves += [[_of(part, kind) for part in wave] for wave in of_kind]
+    return waves
+
+
+def _sizes(standing: Standing, size: int, costs: Costs) -> tuple[int, ...]:
+    """Of the subgroups that a trajectory can be stepped on."""
+    return tuple(s for s in powers_of_two(size) if costs.best(s, shape_of([standing])) is not None)
+
+
+def _of(part: Part, kind: Sequence[int]) -> Part:
+    """A part of some of the trajectories, as one of all of them."""
+    return replace(part, batches=tuple(tuple(kind[i] for i in batch) for batch in part.batches))
 
 
 def shape_of(standings: Sequence[Standing]) -> Shape:
@@ -108,23 +131,25 @@ def _in_turn(priced: Sequence[Priced], size: int, costs: Costs) -> tuple[float, 
     while rest:
         cost, batch, shape, way = rest.pop(0)
         if rest and (lanes := _lanes(shape, rest[0], cost, size, costs)) is not None:
-            together, other = lanes, rest.pop(0)
-            both = Shape(shape.num_tokens, shape.num_rows, shape.num_branches, 2)
-            mesh = Mesh(everybody, together[0].layout)
-            waves.append([Part((batch, other[1]), both, mesh, together[0].schedule)])
-            seconds += together[1]
+            (both, together, seconds_together), other = lanes, rest.pop(0)
+            waves.append([Part((batch, other[1]), both, Mesh(everybody, together.layout), together.schedule)])
+            seconds += seconds_together
         else:
             waves.append([Part((batch,), shape, Mesh(everybody, way.layout), way.schedule)])
             seconds += cost
     return seconds, waves
 
 
-def _lanes(shape: Shape, other: Priced, cost: float, size: int, costs: Costs) -> tuple[Way, float] | None:
-    """The way and the seconds of two batches in lanes, where that is less than in turn and was measured."""
+def _lanes(shape: Shape, other: Priced, cost: float, size: int, costs: Costs) -> tuple[Shape, Way, float] | None:
+    """Two batches in lanes, as two of one size with the work of both; the way and the seconds, where that is less than
+    in turn and was measured."""
     if shape.num_branches != other[2].num_branches:
         return None
     tokens = (shape.work + other[2].work) // (2 * shape.num_rows * shape.num_branches)
-    found = costs.best(size, Shape(tokens, shape.num_rows, shape.num_branches, 2))
+    both = Shape(tokens, shape.num_rows, shape.num_branches, 2)
+    found = costs.best(size, both)
     if found is None or found[1] is None or found[1] >= cost + other[0]:
         return None
-    return found[0], found[1]
+    if min(shape.num_tokens, other[2].num_tokens) < found[0].layout.sequence:
+        return None
+    return both, found[0], found[1]

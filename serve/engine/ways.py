@@ -141,8 +141,8 @@ class Costs:
         return ways[i], seconds
 
     def table(self) -> list[tuple[Shape, Way, float]]:
-        """All that was measured, for logs and metrics."""
-        return [(shape, way, s) for shape, by_way in sorted(self._seconds.items()) for way, s in by_way.items()]
+        """All that was measured, for logs and metrics; may be called from any thread."""
+        return [(shape, way, s) for shape, by_way in sorted(self._seconds.items()) for way, s in list(by_way.items())]
 
 
 def _alike(a: Shape, b: Shape, way: Way) -> bool:

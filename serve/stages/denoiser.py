@@ -115,7 +115,7 @@ class Denoiser:
                 if isinstance(event, Denoised):
                     return
         finally:
-            self._loop.leave(work.id)
+            self._loop.leave(work.id, report)
 
     async def stats(self) -> dict[str, Any]:
         return {
@@ -126,7 +126,7 @@ class Denoiser:
             "rows": self._loop.num_rows,
             "pid": os.getpid(),
             "ranks": [] if self._ranks is None else self._ranks.pids,
-            "ways": {} if self._metrics is None else self._metrics.counts,
+            "ways": {} if self._metrics is None else dict(self._metrics.counts),
             "costs": [(shape.work, str(way), seconds) for shape, way, seconds in self._loop.costs.table()],
         }
 

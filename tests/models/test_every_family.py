@@ -98,9 +98,9 @@ def test_a_cancelled_one_stops_within_a_step(model):
             go_on.wait(30)
 
     try:
-        loop.join(studio.order(case, "one"), Listener())
+        loop.join(studio.order(case, "one"), listener := Listener())
         assert first.wait(60)
-        loop.leave("one")
+        loop.leave("one", listener)
         go_on.set()
     finally:
         loop.stop()

@@ -127,7 +127,7 @@ def test_those_who_come_later_share_the_forwards(engine: Engine, loop: Denoising
         loop.join(each, listener)
     for each, listener in others:
         assert (listener.wait() - alone(engine, each)).abs().max() <= 1e-5
-    loop.leave("first")
+    loop.leave("first", first)
     assert loop.num_rows > loop.num_forwards
 
 
@@ -136,7 +136,7 @@ def test_leaving_stops_within_one_step(engine: Engine, loop: DenoisingLoop) -> N
     loop.join(order("a", steps=10_000), listener)
     while not listener.updates:
         time.sleep(0.001)
-    loop.leave("a")
+    loop.leave("a", listener)
     told = len(listener.updates)
     time.sleep(0.3)
     assert len(listener.updates) <= told + 1
@@ -173,7 +173,7 @@ def test_a_failing_one_takes_nobody_with_it(family: Wan, error: Exception) -> No
 
 
 def test_an_id_is_denoised_once(engine: Engine, loop: DenoisingLoop) -> None:
-    loop.join(order("a", steps=10_000), Listener())
+    loop.join(order("a", steps=10_000), listener := Listener())
     with pytest.raises(ValueError, match="already"):
         loop.join(order("a"), Listener())
-    loop.leave("a")
+    loop.leave("a", listener)
