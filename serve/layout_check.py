@@ -25,6 +25,8 @@ def check_layout(parallel: ParallelConfig, card: ModelCard) -> None:
         return
     if card.is_guest:
         raise ConfigError(f"parallel.gpus={gpus}: model '{card.id}' is run by diffusers' own pipeline, on one GPU")
+    if parallel.ring != "auto" and parallel.ring > gpus:
+        raise ConfigError(f"parallel.ring={parallel.ring} is more than parallel.gpus={gpus}")
     if parallel.max_ulysses is not None and parallel.max_ulysses > card.num_heads:
         raise ConfigError(
             f"parallel.max_ulysses={parallel.max_ulysses} is more than the {card.num_heads} heads of model '{card.id}'"
@@ -38,7 +40,7 @@ def check_layout(parallel: ParallelConfig, card: ModelCard) -> None:
             f"cfg {parallel.cfg if branches == 2 else 1}, ring {parallel.ring}, "
             f"ulysses up to {min(limits.max_ulysses, limits.ranks_per_node)}"
         )
-        about = f"{card.num_heads} heads, {gpus // parallel.nodes} GPUs a node"
+        about = f"{card.num_heads} heads, {gpus // parallel.nodes} ranks a node"
         raise ConfigError(
             f"parallel.gpus={gpus}: no layout of model '{card.id}' takes {gpus} ranks: {degrees} ({about})"
         )

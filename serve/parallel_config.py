@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from raydiance.parallel.mesh import is_power_of_two, powers_of_two
 from raydiance.serve.section import Section
 
+
+def _as_number(value: object) -> object:
+    """Options of the command line are strings."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
 Auto = Literal["auto"]
+Branches = Annotated[Literal["auto", 1, 2], BeforeValidator(_as_number)]
 ScheduleName = Literal["synchronous", "projections", "head_groups", "lanes", "halves"]
 
 
 class ParallelConfig(Section):
     """`gpus` of one replica. What is `auto` is chosen at every step, by what was measured."""
 
-    gpus: int = Field(1, ge=1, le=64, description="ranks of one denoiser replica, each a GPU: a power of two")
+    gpus: int = Field(1, ge=1, le=64, description="ranks of one denoiser replica: a power of two")
     nodes: int = Field(1, ge=1, description="over how many nodes they are spread; Ulysses stays inside a node")
     max_ulysses: int | None = Field(None, ge=1, description="at most; null: as many as the model has heads")
     ring: Auto | int = Field("auto", description="the ring degree, or auto")
-    cfg: Auto | Literal[1, 2] = Field("auto", description="2: guidance branches on ranks of their own; 1: never; auto")
+    cfg: Branches = Field("auto", description="2: guidance branches on ranks of their own; 1: never; auto")
     schedule: Auto | ScheduleName = Field("auto", description="how exchanges are hidden, or auto")
     device: Literal["auto", "cuda", "cpu"] = Field("auto", description="of the ranks; auto is cuda")
     num_cpus: float = Field(0.1, ge=0, description="of each rank, for placing it")

@@ -78,4 +78,5 @@ def check_gpus(config: Config, found: int) -> None:
             options.append(f"parallel.gpus={parallel.gpus}")
     if asked > found:
         wanted = ", ".join(dict.fromkeys(options))
-        raise ConfigError(f"{wanted}: {asked:g} GPUs are needed for all replicas, this machine has {found}")
+        hint = "; to try it on CPUs: parallel.device=cpu" if "parallel.gpus" in wanted else ""
+        raise ConfigError(f"{wanted}: {asked:g} GPUs are needed for all replicas, this machine has {found}{hint}")

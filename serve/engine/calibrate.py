@@ -43,10 +43,10 @@ def calibrate(fleet: Fleet, start: Start, costs: Costs, longest_s: float) -> Non
             try:
                 seconds = min([_seconds(fleet, turn) for _ in range(1 + REPEATS)][1:])
             except torch.OutOfMemoryError as e:
-                log.info("a step of %d tokens on %d ranks, %s, does not fit: %s", shape.work, size, way, e)
+                log.info("a step of %d tokens, %s, does not fit: %s", shape.work, way, e)
                 continue
             costs.record(shape, way, seconds)
-            log.info("a step of %d tokens on %d ranks, %s: %.4f s", shape.work, size, way, seconds)
+            log.info("a step of %d tokens, %s: %.4f s", shape.work, way, seconds)
     finally:
         fleet.drop([each.id for each in pair])
 

@@ -16,6 +16,7 @@ from raydiance.parallel.schedule import SCHEDULES, Schedule, name_of
 
 FEWEST_IN_HALVES = 16
 """Tokens of a rank: with fewer, a half could be left without any of a stream, and there is nothing to hide."""
+SHORTEST_S = 1e-6
 KEEP = 0.75
 """Of what was measured before, when a step is measured again."""
 
@@ -116,6 +117,7 @@ class Costs:
 
     def record(self, shape: Shape, way: Way, seconds: float) -> None:
         known = self._seconds.setdefault(shape, {})
+        seconds = max(seconds, SHORTEST_S)
         known[way] = seconds if way not in known else KEEP * known[way] + (1 - KEEP) * seconds
 
     def seconds(self, shape: Shape, way: Way) -> float | None:
@@ -126,7 +128,16 @@ class Costs:
         if not near:
             return None
         nearest = min(near, key=lambda known: abs(math.log(known.work / shape.work)))
-        return self._seconds[nearest][way] * shape.work / nearest.work
+        return self._seconds[nearest][way] * shape.work / nearest.work * self._correction(shape, nearest)
+
+    def _correction(self, shape: Shape, nearest: Shape) -> float:
+        """How much more than in proportion the shape has cost in the ways that were measured for both.
+
+        Without it what was measured would be compared with what is hoped for, and every way be tried once.
+        """
+        here, there = self._seconds.get(shape, {}), self._seconds[nearest]
+        factors = [here[way] / (there[way] * shape.work / nearest.work) for way in here if way in there]
+        return math.exp(sum(map(math.log, factors)) / len(factors)) if factors else 1.0
 
     def best(self, size: int, shape: Shape) -> tuple[Way, float | None] | None:
         """The cheapest way on `size` ranks and its seconds; None where there is no way.

@@ -8,6 +8,7 @@ from ray.util import metrics
 
 from raydiance.parallel.schedule import name_of
 from raydiance.serve.engine.rounds import Part
+from raydiance.serve.engine.ways import Shape, Way
 
 log = logging.getLogger("ray.serve")
 
@@ -21,6 +22,7 @@ class StepMetrics:
 
     def __init__(self, model_id: str) -> None:
         self.counts: dict[str, int] = {}
+        self._last: dict[Shape, Way] = {}
         tags = ("model", "cfg", "ring", "ulysses", "schedule")
         self._steps = metrics.Counter("raydiance_parallel_steps", "Steps, by layout and schedule.", tag_keys=tags)
         self._seconds = metrics.Counter("raydiance_parallel_step_seconds", "What they took.", tag_keys=tags)
@@ -28,7 +30,8 @@ class StepMetrics:
 
     def __call__(self, part: Part, seconds: float) -> None:
         way, layout = part.way, part.way.layout
-        if str(way) not in self.counts:
+        if self._last.get(part.shape) != way:
+            self._last[part.shape] = way
             log.info("model '%s': a step of %d tokens runs as %s", self._model_id, part.shape.work, way)
         self.counts[str(way)] = self.counts.get(str(way), 0) + 1
         tags = {

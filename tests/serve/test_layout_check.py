@@ -47,6 +47,12 @@ def test_a_models_own_section_replaces_the_one_of_all() -> None:
     assert [config.parallel_of(m).gpus for m in config.models] == [2, 4]
 
 
+def test_options_of_the_command_line_are_strings() -> None:
+    given = {"gpus": "4", "ring": "2", "cfg": "2", "max_ulysses": "2", "schedule": "lanes"}
+    parallel = load_config({f"parallel.{name}": value for name, value in given.items()}).parallel
+    assert (parallel.gpus, parallel.ring, parallel.cfg, parallel.max_ulysses) == (4, 2, 2, 2)
+
+
 def test_layouts_that_are_possible(card: ModelCard) -> None:
     assert card.num_heads > 1
     for values in ({}, {"gpus": 2}, {"gpus": 4}, {"gpus": 2, "ring": 2}, {"gpus": 4, "cfg": 2}, {"gpus": 2, "cfg": 1}):
@@ -62,10 +68,11 @@ def test_layouts_that_are_not_are_refused_with_the_numbers(card: ModelCard) -> N
         (ParallelConfig(gpus=8, max_ulysses=8), "max_ulysses=8 is more than the 4 heads"),
         (
             ParallelConfig(gpus=16, ring=1),
-            r"takes 16 ranks: cfg auto, ring 1, ulysses up to 4 \(4 heads, 16 GPUs a node",
+            r"takes 16 ranks: cfg auto, ring 1, ulysses up to 4 \(4 heads, 16 ranks a node",
         ),
         (ParallelConfig(gpus=2, ring=2, cfg=2), "takes 2 ranks: cfg 2, ring 2"),
-        (ParallelConfig(gpus=8, nodes=4, ring=1), r"ulysses up to 2 \(4 heads, 2 GPUs a node\)"),
+        (ParallelConfig(gpus=2, ring=4), "parallel.ring=4 is more than parallel.gpus=2"),
+        (ParallelConfig(gpus=8, nodes=4, ring=1), r"ulysses up to 2 \(4 heads, 2 ranks a node\)"),
     )
     for parallel, says in cases:
         with pytest.raises(ConfigError, match=says):

@@ -87,6 +87,16 @@ def test_another_size_costs_in_proportion_and_another_kind_is_unknown() -> None:
     assert len(costs.table()) == 3
 
 
+def test_a_size_that_costs_more_than_in_proportion_does_so_in_every_way() -> None:
+    costs, best, other = Costs(), Way(Layout(ulysses=2), SYNC), Way(Layout(ring=2), SYNC)
+    costs.record(UNGUIDED, best, 1.0)
+    costs.record(UNGUIDED, other, 2.0)
+    small = Shape(100)
+    costs.record(small, best, 0.5)  # and not 0.1
+    assert costs.seconds(small, other) == pytest.approx(1.0)
+    assert costs.best(2, small) == (best, 0.5)
+
+
 def standing(key: str, tokens: int = 1000, branches: int = 1) -> Standing:
     return Standing(0, 10, key, tokens, branches)
 
