@@ -88,9 +88,7 @@ def test_two_ranks_serve_the_pixels_of_one(tmp_path: Path, expected: dict[str, n
 
 def test_impossible_layouts_are_refused_with_the_numbers(tmp_path: Path) -> None:
     with fake_gpus(tmp_path, 2, **{"parallel.gpus": 2, "parallel.ring": 4}) as program:
-        assert (
-            "parallel.gpus=2: no layout of model 'tiny' takes 2 ranks: cfg auto, ring 4" in program.started["refused"]
-        )
+        assert "parallel.ring=4 is more than parallel.gpus=2" in program.started["refused"]
     with fake_gpus(tmp_path, 2, **{"parallel.gpus": 4}) as program:
         says = "parallel.gpus=4: 4 GPUs are needed for all replicas, this machine has 2"
         assert says in program.started["refused"]
