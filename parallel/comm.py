@@ -137,6 +137,14 @@ class Communicator:
             what = ", ".join(exchange.what for exchange in self._pending)
             raise ExchangeMisused(f"never waited for: {what} of rank {self.rank} with ranks {list(self.ranks)}")
 
+    def settle(self) -> None:
+        """Waits for what was begun and never waited for, because a step failed. On all ranks alike, and in one order.
+
+        Raises PeerLost.
+        """
+        for exchange in list(self._pending):
+            exchange.wait(pause=False)
+
     def close(self) -> None:
         """Nothing can be begun after it. Raises as `check_idle` does."""
         self._broken = self._broken or "it was closed"

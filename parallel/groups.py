@@ -57,6 +57,12 @@ class Groups:
             link.incoming.check_idle()
             link.outgoing.check_idle()
 
+    def settle(self) -> None:
+        """To be called after a step that failed on all its ranks alike, before the next. Raises PeerLost."""
+        for link in self._all():
+            link.incoming.settle()
+            link.outgoing.settle()
+
     def close(self) -> None:
         """Nothing can be begun after it. Raises as `check_idle` does."""
         for link in self._all():

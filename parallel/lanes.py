@@ -73,9 +73,13 @@ class Lanes:
         ended = [own, *futures]
         for future in ended:
             future.exception()
-        if self._error is not None:
-            raise self._error
-        return [future.result() for future in ended]
+        failure, self._error = self._error, None
+        if failure is None:
+            return [future.result() for future in ended]
+        try:
+            raise failure
+        finally:
+            del failure, own, futures, ended, future  # they hold what its frames hold: memory that the next try needs
 
     def switch(self) -> None:
         """Hands over to the next lane, and returns when it is this one's turn again. Outside of lanes it does nothing.
@@ -130,12 +134,16 @@ class _Lane:
 
     def _live(self) -> None:
         while True:
-            call, future, with_grad, caller = self._todo.get()
-            try:
-                with torch.set_grad_enabled(with_grad):
-                    future.set_result(call() if caller is None else _beside(caller, call))
-            except BaseException as error:  # noqa: BLE001 - whoever asked for the result gets it
-                future.set_exception(error)
+            self._do(*self._todo.get())  # between calls nothing of the last one is held
+
+    def _do(self, call: Callable[[], T], future: Future[T], with_grad: bool, caller: Any) -> None:
+        try:
+            with torch.set_grad_enabled(with_grad):
+                future.set_result(call() if caller is None else _beside(caller, call))
+        except BaseException as error:  # noqa: BLE001 - whoever asked for the result gets it
+            future.set_exception(error)
+        finally:
+            del call, future  # which has this frame, by what was raised
 
 
 def _beside(caller: torch.cuda.Stream, call: Callable[[], T]) -> T:

@@ -35,11 +35,14 @@ class Spread:
     """Args:
     comm: to the ranks that share the forwards. Nothing else may use it while they run; what is exchanged inside of a
         forward goes over other communicators.
+    closes: whether what is raised closes the communicator: of what follows, ranks could take one thing for another.
+        Not where whoever gives the ranks their orders gives no more, unless all of them have failed alike.
     wanted: on which ranks the results are. On the first only, the others are sent nothing, and cannot go on from them.
     """
 
-    def __init__(self, comm: Communicator, wanted: Wanted = "all") -> None:
+    def __init__(self, comm: Communicator, wanted: Wanted = "all", *, closes: bool = True) -> None:
         self.comm = comm
+        self.closes = closes
         self.wanted = wanted
 
     @property
@@ -49,8 +52,7 @@ class Spread:
     def run(self, forwards: Sequence[Forward]) -> list[torch.Tensor]:
         """What each returned, in their order: the same bits on every rank. Nothing at all where they are not wanted.
 
-        Every rank calls it, with forwards of the same shapes in the same order. What is raised closes the communicator:
-        of what follows, ranks could take one thing for another.
+        Every rank calls it, with forwards of the same shapes in the same order.
 
         Raises:
             PeerLost: another rank died, or its results were late by the deadline, of each wait; so it is too where one
@@ -71,7 +73,7 @@ class Spread:
         finally:
             for exchange in exchanges:  # others have begun them too
                 exchange.wait()
-            if not is_done:
+            if self.closes and not is_done:
                 self.comm.close()
         return results if self._wants(self.comm.index) else []
 

@@ -116,7 +116,7 @@ class ShardedTokens:
         if self.schedule.halves:
             forwards = [_Run(partial(self._in_halves, f.call), f.shape, f.dtype, f.device) for f in forwards]
         if self.mesh.layout.cfg > 1:
-            return Spread(self._comm(self.mesh.members(self._rank, "cfg"))).run(forwards)
+            return Spread(self._comm(self.mesh.members(self._rank, "cfg")), closes=False).run(forwards)
         calls = [forward.call for forward in forwards]
         if not self.schedule.lanes or self.lanes.are_running:  # those that are running are two batches
             return [call() for call in calls]

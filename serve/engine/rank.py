@@ -68,8 +68,12 @@ class Rank:
     def turn(self, turn: Turn) -> Report | None:
         """This rank's part of a step: a report from the first rank of the mesh, None from the others.
 
-        What it raises, the trajectories are where they were before. Raises PeerLost where another rank is gone.
+        What it raises, the trajectories are where they were before. The next order to its ranks may be given when all
+        of them have raised alike: they have begun the same exchanges, and wait for them then.
+
+        Raises PeerLost where another rank is gone.
         """
+        self._settle()
         if self._tokens is not None:
             self._tokens.use(turn.mesh, turn.schedule)
         began, forwards, rows = time.perf_counter(), self.engine.num_forwards, self.engine.num_rows
@@ -92,6 +96,7 @@ class Rank:
         """This rank's part of handing a trajectory's state over; it must hold the trajectory, however old."""
         if self._groups is None:
             raise ValueError("a state is moved between ranks, and there is one")
+        self._settle()
         everybody = (move.sender, *move.receivers)
         comm = self._groups[enclosing(everybody).ranks].outgoing
         if self.rank == move.sender:
@@ -113,6 +118,10 @@ class Rank:
         data = torch.empty(int(size.item()), dtype=torch.uint8, device=self.family.device)
         comm.receive(data, sender).wait()
         return data.cpu().numpy().tobytes()
+
+    def _settle(self) -> None:
+        if self._groups is not None:
+            self._groups.settle()
 
     def _run(self, calls: Sequence[Callable[[], list[Trajectory]]]) -> list[Trajectory]:
         if self._tokens is None or len(calls) == 1:
