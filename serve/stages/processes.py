@@ -14,7 +14,7 @@ from typing import Any
 import ray
 import torch
 import torch.distributed as dist
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError, UnserializableException
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -174,7 +174,11 @@ def error_of(ref: Any) -> Exception | None:
     try:
         ray.get(ref)
     except RayTaskError as error:
+        if type(error.cause) is RayError:  # Ray's words for what cannot be pickled
+            return RuntimeError(str(error.cause))
         return error.cause if isinstance(error.cause, Exception) else error
+    except UnserializableException as error:
+        return RuntimeError(str(error))
     except RayError as error:
         return error
     return None

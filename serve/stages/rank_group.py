@@ -92,12 +92,14 @@ class RankGroup:
             rank.drop.remote(list(ids))
 
     def step(self, turns: Sequence[Turn]) -> list[Report | Exception]:
-        for turn in turns:
-            for batch in turn.batches:
-                for each in batch:
-                    self._bring(each, turn)
+        moved = [self._bring(each, turn) for turn in turns for batch in turn.batches for each in batch]
+        moved = [refs for refs in moved if refs]
         asked = [[self._ranks[i].turn.remote(turn) for i in turn.mesh.subgroup.ranks] for turn in turns]
-        answers = self._answers(asked, raises=False)
+        answers = self._answers(moved + asked, raises=False)
+        for answer in answers[: len(moved)]:
+            if isinstance(answer, Exception):
+                raise RanksLost(f"a move of a trajectory's state failed: {answer}") from answer
+        answers = answers[len(moved) :]
         for turn, answer in zip(turns, answers, strict=True):
             if turn.keeps and isinstance(answer, Report):
                 self._holders |= dict.fromkeys(answer.outcomes, frozenset(turn.mesh.subgroup.ranks))
@@ -107,31 +109,22 @@ class RankGroup:
         """Ends every rank's process at once."""
         self._processes.kill()
 
-    def _bring(self, trajectory: str, turn: Turn) -> None:
-        """Its state to the ranks of a turn that lack it: they were not among those of its last steps."""
+    def _bring(self, trajectory: str, turn: Turn) -> list[Any]:
+        """Its state to the ranks of a turn that lack it: they were not among those of its last steps. What it asked."""
         held, ranks = self._holders[trajectory], frozenset(turn.mesh.subgroup.ranks)
-        if missing := ranks - held:
-            move = Move(trajectory, min(held & ranks or held), tuple(sorted(missing)))
-            for i in (move.sender, *move.receivers):
-                self._ranks[i].move.remote(move)
-            self._holders[trajectory] = held | missing
+        missing = ranks - held
+        if not missing:
+            return []
+        move = Move(trajectory, min(held & ranks or held), tuple(sorted(missing)))
+        self._holders[trajectory] = held | missing
+        return [self._ranks[i].move.remote(move) for i in (move.sender, *move.receivers)]
 
     def _answers(self, asked: list[list[Any]], raises: bool = True) -> list[Any]:
         """Of the first rank of each list, when all have answered; what they raised alike, or raised here.
 
         Raises RanksLost where a rank is gone, hangs, or fails alone.
         """
-        everything = [ref for refs in asked for ref in refs]
-        waiting, deadline = everything, time.monotonic() + self._parallel.step_deadline_s
-        errors: dict[Any, Exception] = {}
-        while waiting and (left := deadline - time.monotonic()) > 0:
-            done, waiting = ray.wait(waiting, timeout=left)
-            for ref in done:
-                if (error := error_of(ref)) is not None:
-                    errors[ref] = error
-                    deadline = min(deadline, time.monotonic() + GRACE_S)
-        if waiting and not errors:
-            raise RanksLost(f"{self._names(everything, waiting)} took longer than {self._parallel.step_deadline_s:g} s")
+        errors = self._errors(asked)
         answers: list[Any] = []
         for refs in asked:
             failed = [errors[ref] for ref in refs if ref in errors]
@@ -142,11 +135,30 @@ class RankGroup:
                     raise failed[0]
                 answers.append(failed[0])
             else:
-                raise RanksLost(f"{len(failed)} of {len(refs)} ranks failed: {failed[0]}") from failed[0]
+                raise _lost(refs, failed)
         return answers
 
-    def _names(self, everything: list[Any], waiting: list[Any]) -> str:
-        return f"{len(waiting)} of {len(everything)} ranks"
+    def _errors(self, asked: list[list[Any]]) -> dict[Any, Exception]:
+        """Of the calls that failed, when all have ended. Those of one list wait for each other alone.
+
+        Raises RanksLost for one that is late: by the step's deadline, or by the grace after another of its list failed.
+        """
+        which = {ref: i for i, refs in enumerate(asked) for ref in refs}
+        longest_s = self._parallel.step_deadline_s
+        waiting, deadlines = list(which), [time.monotonic() + longest_s] * len(asked)
+        errors: dict[Any, Exception] = {}
+        while waiting and (left := min(deadlines[which[ref]] for ref in waiting) - time.monotonic()) > 0:
+            done, waiting = ray.wait(waiting, timeout=left)
+            for ref in done:
+                if (error := error_of(ref)) is not None:
+                    errors[ref] = error
+                    deadlines[which[ref]] = min(deadlines[which[ref]], time.monotonic() + GRACE_S)
+        if waiting:
+            late = asked[which[min(waiting, key=lambda ref: deadlines[which[ref]])]]
+            if failed := [errors[ref] for ref in late if ref in errors]:
+                raise _lost(late, failed)
+            raise RanksLost(f"{len(waiting)} of {len(which)} ranks took longer than {longest_s:g} s")
+        return errors
 
     def _loaded(self, model_id: str, loading: list[Any]) -> Any:
         """The model's card, when all have it; a line for each that has."""
@@ -166,6 +178,12 @@ class RankGroup:
                 "model '%s': rank %d loaded in %.1f s (%d of %d)", model_id, ranks[done[0]], seconds, have, len(loading)
             )
         return card
+
+
+def _lost(asked: Sequence[Any], failed: Sequence[Exception]) -> RanksLost:
+    error = RanksLost(f"{len(failed)} of {len(asked)} ranks failed: {failed[0]}")
+    error.__cause__ = failed[0]
+    return error
 
 
 def in_node_order(nodes: Sequence[str], num_nodes: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a replica's coordinator makes of its ranks' answers, without Ray: which errors are a request's, which the ranks'."""
+"""What a coordinator makes of its ranks' answers, without Ray: which errors are a request's, and which the ranks'."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Answer:
         if isinstance(self.value, RayError):
             raise self.value
         if isinstance(self.value, Exception):
-            error = RayError.from_bytes(RayTaskError("turn", "traceback", self.value).to_bytes())
+            error = RayError.from_bytes(RayTaskError("turn", repr(self.value), self.value).to_bytes())
             raise error.as_instanceof_cause() if isinstance(error, RayTaskError) else error
         return self.value
 
@@ -62,7 +62,7 @@ class Method:
     def __init__(self, answers: list[Answer]) -> None:
         self.answers = answers
 
-    def remote(self, order: Any) -> Answer:  # noqa: ARG002
+    def remote(self, order: Any) -> Answer:
         return self.answers.pop(0)
 
 
@@ -80,7 +80,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> RankGroup:
     monkeypatch.setattr(rank_group, "GRACE_S", 0.2)
     made = object.__new__(RankGroup)
     made.size, made._parallel = 2, ParallelConfig(gpus=2, step_deadline_s=2.0)
-    made._holders = dict.fromkeys("ab", frozenset({0, 1}))
+    made._holders = dict.fromkeys("ab", frozenset(range(4)))
     return made
 
 
@@ -123,8 +123,29 @@ def test_a_move_that_failed_is_not_stepped_over(group: RankGroup) -> None:
         RankOf([Answer(Report({"a": Outcome(1)}, 0.1))], [Answer(PeerLost(0, (1,), "a message", "it was late"))]),
         RankOf([], [Answer(MemoryError("no room"))]),
     ]
-    with pytest.raises(RanksLost, match="move"):
+    with pytest.raises(RanksLost, match="no room"):
         group.step([turn("a")])
+
+
+def test_a_move_that_failed_on_all_its_ranks_is_not_stepped_over(group: RankGroup) -> None:
+    group._holders["a"] = frozenset({1})
+    moved = Answer(MemoryError("no room"))
+    group._ranks = [
+        RankOf([Answer(Report({"a": Outcome(1)}, 0.1))], [moved]),
+        RankOf([], [Answer(MemoryError("no room"))]),
+    ]
+    with pytest.raises(RanksLost, match="a move of a trajectory's state failed: no room"):
+        group.step([turn("a")])
+
+
+def test_an_error_on_one_rank_is_a_lost_rank_soon_beside_one_that_takes_its_time(group: RankGroup) -> None:
+    group.size = 4
+    slow, quick = [Answer(REPORT, after_s=1.5), Answer(after_s=1.5)], [Answer(ValueError("bad")), Answer(after_s=60)]
+    group._ranks = [RankOf([answer]) for answer in slow + quick]
+    began = time.monotonic()
+    with pytest.raises(RanksLost, match="1 of 2 ranks failed: bad"):
+        group.step([turn("b", size=2), turn("a", start=2, size=2)])
+    assert time.monotonic() - began < 1
 
 
 class Unpicklable(Exception):
