@@ -27,7 +27,7 @@ from raydiance.models.options import LoadOptions
 from raydiance.models.seams import Seams
 from raydiance.models.solver import Solver
 from raydiance.models.spec import Spec
-from raydiance.models.tokens import Forward, Tokens
+from raydiance.models.tokens import Forward, Tokens, Whole
 from raydiance.models.wan_attention import Processor
 from raydiance.models.wan_card import card_of
 from raydiance.models.wan_conditions import FrameEncoder, check_roles
@@ -173,7 +173,8 @@ class Wan(Family):
         latents of a request on its own would leave diffusers' own by more than 1e-5.
         """
         predictions: dict[int, torch.Tensor] = {}
-        for name, places in self.experts.split([row.timestep for row in rows]):
+        shared = not (self.tokens is None or isinstance(self.tokens, Whole))
+        for name, places in self.experts.split([row.timestep for row in rows], same_everywhere=shared):
             outputs = self._predict(self.experts.use(name), [rows[i] for i in places], self._guidance(name))
             predictions |= zip(places, outputs, strict=True)
         return [predictions[i].float() for i in range(len(rows))]

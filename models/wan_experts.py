@@ -54,10 +54,16 @@ class Experts:
             return only
         return HIGH_NOISE if bool(timestep >= self.boundary) else LOW_NOISE
 
-    def split(self, timesteps: Sequence[torch.Tensor]) -> list[tuple[Expert, list[int]]]:
-        """Indices by the expert that they need; the one that is on the device comes first, so that it is not moved."""
+    def split(
+        self, timesteps: Sequence[torch.Tensor], *, same_everywhere: bool = False
+    ) -> list[tuple[Expert, list[int]]]:
+        """Indices by the expert that they need; the one that is on the device comes first, so that it is not moved.
+
+        Args:
+            same_everywhere: in an order that does not depend on that: other ranks may have another one there.
+        """
         needed = [self.needed(timestep) for timestep in timesteps]
-        names = sorted(set(needed), key=lambda name: (name not in self._on_device, name))
+        names = sorted(set(needed), key=lambda name: (not same_everywhere and name not in self._on_device, name))
         return [(name, [i for i, other in enumerate(needed) if other == name]) for name in names]
 
     def use(self, name: Expert) -> Any:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.families.kit import Studio, naive_attention
 from tests.families.wan import I2V_A14B, MODELS, T2V_A14B
+from tests.tokens import Recorder
 
 from raydiance.models import registry, wan_experts
 from raydiance.models.options import LoadOptions
@@ -118,6 +119,23 @@ def test_a_batch_on_both_sides_of_the_boundary_swaps_once_a_step():
     latents = [engine.finish(studio.run(early_one)), engine.finish(late_one)]
     for ours, expected in zip(latents, alone, strict=True):
         assert torch.equal(ours, expected)
+
+
+def test_ranks_whose_experts_differ_run_them_in_one_order():
+    orders = []
+    for resident in (HIGH, LOW):
+        studio, case = loaded(T2V, IDLE), T2V_A14B[0]
+        both = [studio.start(case), studio.run(studio.start(case), to=3)]
+        studio.denoiser.set_tokens(Recorder())
+        studio.denoiser.experts.use(resident)
+        ran = []
+        for name in (HIGH, LOW):
+            hook = getattr(studio.denoiser.pipeline, name).register_forward_hook
+            hook(lambda module, args, out, name=name, ran=ran: ran.append(name))
+        studio.engine().step(both)
+        orders.append(ran)
+    assert orders[0] == orders[1]
+    assert set(orders[0]) == {HIGH, LOW}
 
 
 def test_neighbours_at_the_same_expert_share_a_forward():
