@@ -133,10 +133,10 @@ class Rank:
 
     def _outcome(self, trajectory: Trajectory, wish: Wish) -> Outcome:
         if trajectory.is_done:
-            return Outcome(trajectory.step_index, result=self.engine.finish(trajectory))
+            return Outcome(trajectory.step_index, result=self.engine.finish(trajectory).cpu())
         return Outcome(
             trajectory.step_index,
-            preview=self.engine.preview(trajectory) if wish.preview else None,
+            preview=self.engine.preview(trajectory).cpu() if wish.preview else None,
             checkpoint=pack(trajectory, with_fixed=False) if wish.checkpoint else None,
         )
 

@@ -21,7 +21,7 @@ from raydiance.parallel.schedule import SCHEDULES
 from raydiance.serve.engine.engine import Engine
 from raydiance.serve.engine.fleet import Alone
 from raydiance.serve.engine.loop import DenoisingLoop, Update
-from raydiance.serve.engine.orders import Standing
+from raydiance.serve.engine.orders import Standing, Wish
 from raydiance.serve.engine.rounds import round_of
 from raydiance.serve.engine.trajectory import Trajectory
 from raydiance.serve.engine.ways import ALONE, Costs, Limits, Shape, Way
@@ -64,6 +64,31 @@ def test_a_result_that_fails_leaves_its_neighbours_where_they_were(family: Wan) 
         with pytest.raises(torch.OutOfMemoryError):
             listeners[13].wait()
         assert [u.step_index for u in listeners[1].updates] == [1, 2, 3]
+
+
+class Elsewhere(torch.Tensor):
+    """Stands for one on a GPU."""
+
+    def cpu(self) -> torch.Tensor:  # type: ignore[override]
+        return self.as_subclass(torch.Tensor)
+
+
+class OnGPU(Engine):
+    def finish(self, trajectory: Trajectory) -> torch.Tensor:
+        return super().finish(trajectory).as_subclass(Elsewhere)
+
+    def preview(self, trajectory: Trajectory) -> torch.Tensor:
+        return super().preview(trajectory).as_subclass(Elsewhere)
+
+
+def test_latents_leave_a_rank_by_way_of_the_host(family: Wan) -> None:
+    """Whoever gets them, such as a coordinator without a GPU, could not read them else."""
+    with looping(OnGPU(family)) as loop:
+        loop.join(order("a", steps=2), listener := Listener(Wish(preview=True)))
+        assert type(listener.wait()) is torch.Tensor
+        outcome = listener.updates[0].outcome
+        assert outcome is not None
+        assert type(outcome.preview) is torch.Tensor
 
 
 def test_a_request_without_a_way_fails_alone(family: Wan) -> None:
