@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from statistics import median_low
 
 from raydiance.parallel.mesh import Layout, powers_of_two
 from raydiance.parallel.schedule import SCHEDULES, Schedule, name_of
@@ -17,8 +18,8 @@ from raydiance.parallel.schedule import SCHEDULES, Schedule, name_of
 FEWEST_IN_HALVES = 16
 """Tokens of a rank: with fewer, a half could be left without any of a stream, and there is nothing to hide."""
 SHORTEST_S = 1e-6
-KEEP = 0.75
-"""Of what was measured before, when a step is measured again."""
+LAST = 5
+"""Measures of a step that are kept. Their median counts: what one hiccup had made dear would never be tried again."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -113,22 +114,22 @@ class Costs:
     """Seconds of a step, by shape and way, as measured."""
 
     limits: Limits = field(default_factory=Limits)
-    _seconds: dict[Shape, dict[Way, float]] = field(default_factory=dict)
+    _seconds: dict[Shape, dict[Way, tuple[float, ...]]] = field(default_factory=dict)
 
     def record(self, shape: Shape, way: Way, seconds: float) -> None:
         known = self._seconds.setdefault(shape, {})
         seconds = max(seconds, SHORTEST_S)
-        known[way] = seconds if way not in known else KEEP * known[way] + (1 - KEEP) * seconds
+        known[way] = (*known.get(way, ()), seconds)[-LAST:]
 
     def seconds(self, shape: Shape, way: Way) -> float | None:
         """None where nothing of its kind was measured in this way."""
         if (found := self._seconds.get(shape, {}).get(way)) is not None:
-            return found
+            return median_low(found)
         near = [known for known, by_way in self._seconds.items() if way in by_way and _alike(known, shape, way)]
         if not near:
             return None
         nearest = min(near, key=lambda known: abs(math.log(known.work / shape.work)))
-        return self._seconds[nearest][way] * shape.work / nearest.work * self._correction(shape, nearest)
+        return median_low(self._seconds[nearest][way]) * shape.work / nearest.work * self._correction(shape, nearest)
 
     def _correction(self, shape: Shape, nearest: Shape) -> float:
         """How much more than in proportion the shape has cost in the ways that were measured for both.
@@ -136,7 +137,8 @@ class Costs:
         Without it what was measured would be compared with what is hoped for, and every way be tried once.
         """
         here, there = self._seconds.get(shape, {}), self._seconds[nearest]
-        factors = [here[way] / (there[way] * shape.work / nearest.work) for way in here if way in there]
+        both, proportion = [way for way in here if way in there], shape.work / nearest.work
+        factors = [median_low(here[way]) / (median_low(there[way]) * proportion) for way in both]
         return math.exp(sum(map(math.log, factors)) / len(factors)) if factors else 1.0
 
     def best(self, size: int, shape: Shape) -> tuple[Way, float | None] | None:
@@ -153,7 +155,8 @@ class Costs:
 
     def table(self) -> list[tuple[Shape, Way, float]]:
         """All that was measured, for logs and metrics; may be called from any thread."""
-        return [(shape, way, s) for shape, by_way in sorted(self._seconds.items()) for way, s in list(by_way.items())]
+        measured = [(shape, list(by_way.items())) for shape, by_way in sorted(self._seconds.items())]
+        return [(shape, way, median_low(seconds)) for shape, by_way in measured for way, seconds in by_way]
 
 
 def _alike(a: Shape, b: Shape, way: Way) -> bool:

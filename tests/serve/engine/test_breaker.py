@@ -187,6 +187,17 @@ def test_what_a_failed_batch_had_computed_is_given_back_before_its_halves_are_tr
     assert not any(engine.held)
 
 
+def test_one_step_that_was_held_up_does_not_decide_for_ever() -> None:
+    costs, shape = Costs(), Shape(1000)
+    better, other = Way(Layout(ulysses=2), SYNC), Way(Layout(ring=2), SYNC)
+    for way, seconds in ((better, 1.0), (better, 1.0), (other, 1.2), (better, 10.0)):
+        costs.record(shape, way, seconds)
+    assert costs.best(2, shape) == (better, 1.0)
+    for _ in range(5):  # now it is slower
+        costs.record(shape, better, 2.0)
+    assert costs.best(2, shape) == (other, 1.2)
+
+
 def test_costs_are_read_while_they_change() -> None:
     costs, errors, stop = Costs(), [], threading.Event()
     layouts = [Layout(c, r, u) for c in (1, 2) for r in (1, 2, 4, 8, 16, 32, 64) for u in (1, 2, 4, 8, 16, 32, 64)]

@@ -70,7 +70,7 @@ def test_what_was_measured_is_taken_and_later_measures_are_mixed_in() -> None:
     for _ in range(20):
         costs.record(UNGUIDED, cheap, 0.5)
     assert costs.best(2, UNGUIDED)[0] == cheap
-    assert 0.5 < costs.seconds(UNGUIDED, cheap) < 0.6
+    assert costs.seconds(UNGUIDED, cheap) == 0.5
 
 
 def test_another_size_costs_in_proportion_and_another_kind_is_unknown() -> None:
@@ -141,7 +141,8 @@ def test_two_that_need_all_ranks_share_them_in_lanes_where_that_was_measured_to_
     assert rounds(pair, 2, costs) == [[(2, 2)]]
     [[part]] = round_of(pair, 2, costs, max_batch_size=8, max_batch_tokens=10**9)
     assert (part.batches, part.way) == (((0,), (1,)), lanes)
-    costs.record(Shape(1000, num_batches=2), lanes, 9.0)
+    for _ in range(2):
+        costs.record(Shape(1000, num_batches=2), lanes, 9.0)
     assert rounds(pair, 2, costs) == [[(2, 1)], [(2, 1)]]
 
 
