@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from raydiance.models.card import ModelCard
+from raydiance.models.options import Offload
 from raydiance.parallel.mesh import powers_of_two
 from raydiance.serve.engine.ways import Limits, Shape
 from raydiance.serve.errors import ConfigError
 from raydiance.serve.parallel_config import ParallelConfig
 
 
-def limits_of(parallel: ParallelConfig, card: ModelCard) -> Limits:
-    """Raises ConfigError as `check_layout` does."""
+def limits_of(parallel: ParallelConfig, card: ModelCard, offload: Offload = "none") -> Limits:
+    """Args:
+        offload: of the model's weights.
+
+    Raises ConfigError as `check_layout` does."""
     check_layout(parallel, card)
-    return _limits(parallel, card)
+    return replace(_limits(parallel, card), pairs=offload != "idle_expert")
 
 
 def check_layout(parallel: ParallelConfig, card: ModelCard) -> None:

@@ -66,6 +66,7 @@ class Limits:
         cfg: its only degree, for guided steps; the others have one branch.
         schedule: the only one, where it means something to a layout.
         ranks_per_node: Ulysses stays inside a node.
+        pairs: whether two batches may be in lanes: not where the weights that one needs displace those of the other.
     """
 
     max_ulysses: int = 1 << 30
@@ -73,6 +74,7 @@ class Limits:
     cfg: int | None = None
     schedule: str | None = None
     ranks_per_node: int = 1 << 30
+    pairs: bool = True
 
     def layouts(self, size: int, num_branches: int) -> list[Layout]:
         """On `size` ranks; none where the limits leave none."""
@@ -103,7 +105,8 @@ class Limits:
             if schedule.fits(layout) and (not schedule.lanes or forwards > 1)
         }
         if shape.num_batches == 2:
-            return [s for s in fitting.values() if s.lanes]
+            may = self.pairs and self.schedule in (None, "lanes")
+            return [s for s in fitting.values() if s.lanes and may]
         if self.schedule in fitting:
             return [fitting[self.schedule]]
         return fitting.values()

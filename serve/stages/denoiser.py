@@ -52,7 +52,7 @@ class Denoiser:
         self._defaults = model.defaults
         self._ranks: RankGroup | None = None
         card = registry.card(folder, model.id).with_defaults(model.defaults)
-        costs = Costs(limits_of(parallel, card))
+        costs = Costs(limits_of(parallel, card, model.offload))
         self._metrics = StepMetrics(model.id) if parallel.gpus > 1 else None
 
         def build() -> Fleet:

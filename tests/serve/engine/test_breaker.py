@@ -13,7 +13,7 @@ import torch
 from tests.checkpoints import save_wan
 from tests.serve.engine.test_loop import Listener, order
 
-from raydiance.models import registry
+from raydiance.models import registry, resolve
 from raydiance.models.family import Row
 from raydiance.models.wan import Wan
 from raydiance.parallel.mesh import Layout
@@ -25,6 +25,8 @@ from raydiance.serve.engine.orders import Standing, Wish
 from raydiance.serve.engine.rounds import round_of
 from raydiance.serve.engine.trajectory import Trajectory
 from raydiance.serve.engine.ways import ALONE, Costs, Limits, Shape, Way
+from raydiance.serve.layout_check import limits_of
+from raydiance.serve.parallel_config import ParallelConfig
 
 SYNC = SCHEDULES["synchronous"]
 
@@ -234,6 +236,20 @@ def test_two_in_lanes_are_known_by_the_work_of_both() -> None:
     [[part]] = round_of([large, small], 2, costs, max_batch_size=8, max_batch_tokens=10**9)
     assert part.schedule.lanes
     assert part.shape.work == 5500
+
+
+def test_a_forced_schedule_is_that_of_two_batches_too() -> None:
+    pair = Shape(1000, num_batches=2)
+    assert Limits(schedule="lanes").ways(2, pair)
+    assert not Limits(schedule="synchronous").ways(2, pair)
+
+
+def test_two_batches_are_in_no_lanes_where_each_may_need_weights_that_displace_the_other_s() -> None:
+    assert not Limits(pairs=False).ways(2, Shape(1000, num_batches=2))
+    assert any(way.schedule.lanes for way in Limits(pairs=False).ways(2, Shape(1000, num_branches=2)))
+    card = registry.card(resolve.resolve("tiny"), "tiny")
+    for offload, pairs in (("none", True), ("group", True), ("idle_expert", False)):
+        assert limits_of(ParallelConfig(gpus=2), card, offload).pairs is pairs
 
 
 def test_who_has_too_few_tokens_for_a_layout_is_in_no_lane_of_it() -> None:
