@@ -177,7 +177,8 @@ register(Arm("ours compute alone", "sequence", compute_alone, "compute", wire_by
 _NAMES = {SYNCHRONOUS: "synchronous", "ours projections": "projections", OVERLAPPED: "head_groups"}
 for _name, _schedule in _NAMES.items():
     register(Arm(_name, "sequence", scheduled(SCHEDULES[_schedule]), wire_bytes=sequence_bytes, is_ours=True))
-register(Arm("ours halves", "sequence", scheduled(SCHEDULES["halves"]), wire_bytes=sequence_bytes, is_ours=True))
+for _name in ("halves", "quarters"):
+    register(Arm(f"ours {_name}", "sequence", scheduled(SCHEDULES[_name]), wire_bytes=sequence_bytes, is_ours=True))
 register(Arm(LANES, "sequence", scheduled(SCHEDULES["lanes"]), takes=has_two, wire_bytes=sequence_bytes, is_ours=True))
 register(Arm("ours cfg", "cfg", branches, takes=is_split_in_branches, wire_bytes=branch_bytes, is_ours=True))
 register(

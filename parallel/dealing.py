@@ -1,4 +1,4 @@
-"""Streams of tokens dealt out over ranks, and over the halves of each rank. Pure arithmetic.
+"""Streams of tokens dealt out over ranks, and over the parts of each rank's share. Pure arithmetic.
 
 Every stream is dealt out by itself, so that a rank holds a shard of the text and one of the image.
 """
@@ -18,22 +18,22 @@ class Dealing:
     """Args:
     lengths: of each stream, in all.
     num_ranks: that share the sequence.
-    num_halves: 2 where each rank's tokens are two lanes, else 1.
+    num_parts: of each rank's tokens, where they are lanes of one forward.
     """
 
     lengths: Mapping[str, int]
     num_ranks: int
-    num_halves: int = 1
+    num_parts: int = 1
 
-    def held(self, streams: Sequence[str], half: int = 0) -> list[int]:
-        """How many tokens of all these streams each rank has, in one of its halves."""
+    def held(self, streams: Sequence[str], part: int = 0) -> list[int]:
+        """How many tokens of all these streams each rank has, in one of its parts."""
         return [
-            sum(self._span(s, rank, half).stop - self._span(s, rank, half).start for s in streams)
+            sum(self._span(s, rank, part).stop - self._span(s, rank, part).start for s in streams)
             for rank in self._ranks
         ]
 
-    def cut(self, x: torch.Tensor, dim: int, streams: Sequence[str], rank: int, half: int = 0) -> torch.Tensor:
-        """What a rank has in one half, of all tokens of the streams along `dim`: a view where it is one stream.
+    def cut(self, x: torch.Tensor, dim: int, streams: Sequence[str], rank: int, part: int = 0) -> torch.Tensor:
+        """What a rank has in one part, of all tokens of the streams along `dim`: a view where it is one stream.
 
         Raises ValueError where there are not as many.
         """
@@ -43,7 +43,7 @@ class Dealing:
             raise ValueError(f"{x.shape[dim]} tokens along dim {dim} of {list(x.shape)} are not {whole}")
         parts = []
         for stream, tokens in zip(streams, x.split(lengths, dim), strict=True):
-            own = self._span(stream, rank, half)
+            own = self._span(stream, rank, part)
             parts.append(tokens.narrow(dim, own.start, own.stop - own.start))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
@@ -51,28 +51,28 @@ class Dealing:
         """All tokens of the streams along dim 0.
 
         Args:
-            held: [half][rank], what each holds along dim 0, stream after stream.
+            held: [part][rank], what each holds along dim 0, stream after stream.
         """
         cut = [
             [
-                tokens.split([self._span(s, rank, half).stop - self._span(s, rank, half).start for s in streams])
+                tokens.split([self._span(s, rank, part).stop - self._span(s, rank, part).start for s in streams])
                 for rank, tokens in enumerate(by_rank)
             ]
-            for half, by_rank in enumerate(held)
+            for part, by_rank in enumerate(held)
         ]
         return torch.cat(
-            [cut[half][rank][i] for i in range(len(streams)) for rank in self._ranks for half in range(len(held))]
+            [cut[part][rank][i] for i in range(len(streams)) for rank in self._ranks for part in range(len(held))]
         )
 
     @property
     def _ranks(self) -> range:
         return range(self.num_ranks)
 
-    def _span(self, stream: str, rank: int, half: int) -> slice:
+    def _span(self, stream: str, rank: int, part: int) -> slice:
         """Of a stream's tokens. The last ranks have one more of every second stream, so that the sums stay even."""
         dealt = shard(self.lengths[stream], self.num_ranks)
         if list(self.lengths).index(stream) % 2:
             dealt = dealt[::-1]
         mine = spans(dealt)[rank]
-        part = spans(shard(mine.stop - mine.start, self.num_halves))[half]
-        return slice(mine.start + part.start, mine.start + part.stop)
+        own = spans(shard(mine.stop - mine.start, self.num_parts))[part]
+        return slice(mine.start + own.start, mine.start + own.stop)

@@ -42,7 +42,11 @@ class Groups:
 
         Raises KeyError for ranks that share no axis of any layout, or are not this one's.
         """
-        return self._links[tuple(ranks)][self.lanes.index]
+        return self.link(ranks, self.lanes.index)
+
+    def link(self, ranks: Sequence[int], lane: int) -> Link:
+        """That of a lane: what is begun first on it arrives first."""
+        return self._links[tuple(ranks)][lane]
 
     @property
     def bytes_sent(self) -> int:

@@ -1,22 +1,25 @@
 """Lanes: calls that take turns on one rank, so that one computes while another's exchange is under way.
 
 One lane runs at a time, and hands over where it would wait (`switch`): which one is next does not depend on time, so
-that all ranks post their exchanges in one order. The first lane is the caller's own thread, the others have one each:
-torch's settings, among them CUDA's current stream, are a thread's own.
+that all ranks post their exchanges in one order.
 
     wait for A's exchange    B computes, begins its exchange, would wait for it    A goes on
+
+They are greenlets in the caller's thread. Threads were tried: on two cores with two ranks every turn woke a thread on
+the other rank's core, and the same work took half as long again (docs/log.md). What torch keeps by thread, the current
+CUDA stream and whether gradients are recorded, is put back at every turn.
 """
 
 from __future__ import annotations
 
-import functools
-import threading
+import contextlib
+import contextvars
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from queue import SimpleQueue
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import torch
+from greenlet import getcurrent, greenlet
 
 from raydiance.parallel.errors import LaneLost
 
@@ -30,11 +33,11 @@ class Lanes:
 
     def __init__(self) -> None:
         self.num_switches = 0
-        self._turns: list[threading.Semaphore] = [threading.Semaphore(0)]
-        self._threads: list[_Lane] = []
         self._alive: list[int] = []
         self._current = 0
+        self._hub: Any = None
         self._error: BaseException | None = None
+        self._streams: list[Any] = []
 
     @property
     def index(self) -> int:
@@ -57,29 +60,26 @@ class Lanes:
         """
         if self._alive or not calls:
             raise ValueError("lanes are running already" if self._alive else "no call to run")
-        while len(self._turns) < len(calls):
-            self._turns.append(threading.Semaphore(0))
-            self._threads.append(_Lane())
-        self._alive, self._current, self._error = list(range(len(calls))), 0, None
-        futures = [
-            thread.submit(functools.partial(self._take_part, i, call))
-            for i, (thread, call) in enumerate(zip(self._threads, calls[1:], strict=False), 1)
-        ]
-        own: Future[T] = Future()
-        try:
-            own.set_result(self._take_part(0, calls[0], waits=False))
-        except BaseException as error:  # noqa: BLE001 - raised below, when all lanes have ended
-            own.set_exception(error)
-        ended = [own, *futures]
-        for future in ended:
-            future.exception()
-        failure, self._error = self._error, None
+        self._hub, self._error = getcurrent(), None
+        lanes = [_Lane(partial(self._take_part, call), stream) for call, stream in self._with_streams(calls)]
+        self._alive = list(range(len(lanes)))
+        last = None
+        while self._alive:
+            later = [i for i in self._alive if last is None or i > last]
+            self._current = (later or self._alive)[0]
+            self.num_switches += last not in (None, self._current)
+            last = self._current
+            if lanes[last].go_on():
+                self._alive.remove(last)
+        for lane in lanes:
+            lane.join()
+        self._current, failure, self._error, self._hub = 0, self._error, None, None
         if failure is None:
-            return [future.result() for future in ended]
+            return [lane.result for lane in lanes]
         try:
             raise failure
         finally:
-            del failure, own, futures, ended, future  # they hold what its frames hold: memory that the next try needs
+            del failure, lanes, lane  # they hold what its frames hold: memory that the next try needs
 
     def switch(self) -> None:
         """Hands over to the next lane, and returns when it is this one's turn again. Outside of lanes it does nothing.
@@ -87,73 +87,64 @@ class Lanes:
         Raises LaneLost where another lane has failed meanwhile.
         """
         if len(self._alive) > 1:
-            me = self._current
-            self._hand_over()
-            self._turns[me].acquire()
+            self._hub.switch()
         if self._alive and self._error is not None:
             raise LaneLost(f"another lane failed: {self._error}")
 
-    def _take_part(self, index: int, call: Callable[[], T], waits: bool = True) -> T:
-        if waits:
-            self._turns[index].acquire()
+    def _take_part(self, call: Callable[[], T]) -> T:
+        if self._error is not None:
+            raise LaneLost(f"another lane failed: {self._error}")
         try:
-            if self._error is not None:
-                raise LaneLost(f"another lane failed: {self._error}")
             return call()
         except BaseException as error:
             self._error = self._error or error
             raise
-        finally:
-            self._hand_over(leaves=True)
 
-    def _hand_over(self, leaves: bool = False) -> None:
-        me = self._current
-        later = [i for i in self._alive if i > me] + [i for i in self._alive if i < me]
-        if leaves:
-            self._alive.remove(me)
-        if later:
-            self._current = later[0]
-            self.num_switches += 1
-            self._turns[later[0]].release()
-        else:
-            self._current = 0
+    def _with_streams(self, calls: Sequence[Callable[[], T]]) -> list[tuple[Callable[[], T], Any]]:
+        """The first lane keeps the caller's stream, each other has one of its own. Not yet run on a GPU."""
+        if not torch.cuda.is_available():
+            return [(call, None) for call in calls]
+        while len(self._streams) < len(calls) - 1:
+            self._streams.append(torch.cuda.Stream())
+        current = torch.cuda.current_stream()
+        return list(zip(calls, [current, *self._streams], strict=False))
 
 
-class _Lane:
-    """A thread for a lane, kept: a thread's first parallel operation is slow."""
+class _Lane(Generic[T]):
+    """A greenlet, with what torch keeps by thread. Its stream begins after what the caller's holds.
 
-    def __init__(self) -> None:
-        self._todo: SimpleQueue[tuple[Callable[[], Any], Future[Any], bool, Any]] = SimpleQueue()
-        threading.Thread(target=self._live, name="lane", daemon=True).start()
-
-    def submit(self, call: Callable[[], T]) -> Future[T]:
-        future: Future[T] = Future()
-        caller = torch.cuda.current_stream() if torch.cuda.is_available() else None
-        self._todo.put((call, future, torch.is_grad_enabled(), caller))
-        return future
-
-    def _live(self) -> None:
-        while True:
-            self._do(*self._todo.get())  # between calls nothing of the last one is held
-
-    def _do(self, call: Callable[[], T], future: Future[T], with_grad: bool, caller: Any) -> None:
-        try:
-            with torch.set_grad_enabled(with_grad):
-                future.set_result(call() if caller is None else _beside(caller, call))
-        except BaseException as error:  # noqa: BLE001 - whoever asked for the result gets it
-            future.set_exception(error)
-        finally:
-            del call, future  # which has this frame, by what was raised
-
-
-def _beside(caller: torch.cuda.Stream, call: Callable[[], T]) -> T:
-    """On a stream of its own, which begins after what the caller's holds, and which the caller's then waits for.
-
-    Not yet run on a GPU.
+    Attributes:
+    result: what the call has returned.
     """
-    stream = torch.cuda.Stream()
-    stream.wait_stream(caller)
-    with torch.cuda.stream(stream):
-        result = call()
-    caller.wait_stream(stream)
-    return result
+
+    result: T
+
+    def __init__(self, call: Callable[[], T], stream: Any) -> None:
+        self._stream = stream
+        self._with_grad = torch.is_grad_enabled()
+        self._greenlet = greenlet(partial(self._run, call))
+        self._greenlet.gr_context = contextvars.copy_context()
+        if stream is not None:
+            stream.wait_stream(torch.cuda.current_stream())
+
+    def go_on(self) -> bool:
+        """Runs until it hands over or ends; whether it has ended."""
+        with_grad, caller = torch.is_grad_enabled(), None if self._stream is None else torch.cuda.current_stream()
+        torch.set_grad_enabled(self._with_grad)
+        if self._stream is not None:
+            torch.cuda.set_stream(self._stream)
+        self._greenlet.switch()
+        self._with_grad = torch.is_grad_enabled()
+        torch.set_grad_enabled(with_grad)
+        if caller is not None:
+            torch.cuda.set_stream(caller)
+        return bool(self._greenlet.dead)
+
+    def join(self) -> None:
+        """The caller's stream waits for it."""
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+
+    def _run(self, call: Callable[[], T]) -> None:
+        with contextlib.suppress(BaseException):  # `Lanes` has it, and raises it when all have ended
+            self.result = call()

@@ -13,28 +13,29 @@ class Schedule:
     early: v, k and q leave as soon as each is projected, instead of all at once.
     head_groups: in how many parts each rank's heads are exchanged and attended to.
     lanes: two independent forwards, of a guidance pair or of two batches, are interleaved on the same ranks.
-    halves: each rank's tokens are two lanes of one forward: what one half exchanges hides under the feed-forward and
-        the projections of the other. Only where the sequence is sharded by Ulysses alone.
+    parts: in how many lanes of one forward each rank's tokens are: what one part exchanges hides under the feed-forward
+        and the projections of the others. More than one only where the sequence is sharded by Ulysses alone.
     """
 
     early: bool = False
     head_groups: int = 1
     lanes: bool = False
-    halves: bool = False
+    parts: int = 1
 
     def __post_init__(self) -> None:
-        if self.head_groups < 1:
-            raise ValueError(f"head_groups must be 1 or more, not {self.head_groups}")
-        if self.lanes and self.halves:
-            raise ValueError("lanes are either two forwards or two halves of one")
+        for name in ("head_groups", "parts"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
+        if self.lanes and self.parts > 1:
+            raise ValueError("lanes are either two forwards or parts of one")
 
     def fits(self, layout: Layout) -> bool:
         """Whether it means anything to a layout."""
         if layout.sequence == 1:
             return self == SCHEDULES["synchronous"]
         if layout.ulysses == 1:
-            return not self.early and self.head_groups == 1 and not self.halves
-        return not self.halves or layout.ring == 1
+            return not self.early and self.head_groups == 1 and self.parts == 1
+        return self.parts == 1 or layout.ring == 1
 
 
 SCHEDULES = {
@@ -42,7 +43,8 @@ SCHEDULES = {
     "projections": Schedule(early=True),
     "head_groups": Schedule(early=True, head_groups=2),
     "lanes": Schedule(lanes=True),
-    "halves": Schedule(halves=True, early=True),
+    "halves": Schedule(parts=2, early=True),
+    "quarters": Schedule(parts=4, early=True),
 }
 
 

@@ -12,10 +12,10 @@ from raydiance.parallel.comm import Communicator
 from raydiance.parallel.dealing import Dealing
 from raydiance.parallel.errors import LaneLost
 from raydiance.parallel.groups import Groups, Link
-from raydiance.parallel.halves import NUM_HALVES, Layer
 from raydiance.parallel.hybrid import strategy
 from raydiance.parallel.lanes import Lanes
 from raydiance.parallel.mesh import Layout, Mesh, Subgroup
+from raydiance.parallel.parts import Layer
 from raydiance.parallel.schedule import SCHEDULES, Schedule
 from raydiance.parallel.spread import Forward, Spread
 from raydiance.parallel.ulysses import Local, Projection
@@ -35,7 +35,7 @@ class _Run:
 
 @dataclass(slots=True)
 class _UnderWay:
-    """A forward in its lane, or a half of one. Args: num_met: attentions and joins so far."""
+    """A forward in its lane, or a part of one. Args: num_met: attentions and joins so far."""
 
     dealing: Dealing
     num_met: int = 0
@@ -58,7 +58,7 @@ class ShardedTokens:
         self._attention = local
         self._under_way: dict[int, _UnderWay] = {}
         self._layers: dict[int, Layer] = {}
-        self._halves: dict[int, dict[int, list[torch.Tensor]]] = {}
+        self._boards: dict[int, dict[int, list[torch.Tensor]]] = {}
         self.use(Mesh(Subgroup(rank, 1), Layout()))
 
     def use(self, mesh: Mesh, schedule: Schedule = SCHEDULES["synchronous"]) -> None:
@@ -76,16 +76,16 @@ class ShardedTokens:
 
     def begin(self, **lengths: int) -> None:
         """A forward begins, whose streams have so many tokens in all. Raises ValueError where a rank has none."""
-        num_halves = NUM_HALVES if self.schedule.halves else 1
-        dealing = Dealing(lengths, len(self._ranks), num_halves)
-        for half in range(num_halves):
-            if not min(dealing.held(tuple(lengths), half)):
+        num_parts = self.schedule.parts
+        dealing = Dealing(lengths, len(self._ranks), num_parts)
+        for part in range(num_parts):
+            if not min(dealing.held(tuple(lengths), part)):
                 raise ValueError(f"{lengths} tokens over {len(self._ranks)} ranks leave one without any")
         self._under_way[self.lanes.index] = _UnderWay(dealing)
 
     def cut(self, x: torch.Tensor, dim: int, *streams: str) -> torch.Tensor:
         """This rank's tokens of the streams, of all of them along `dim`. Raises ValueError for another number."""
-        return self._forward.dealing.cut(x, dim, streams, self._index, self._half)
+        return self._forward.dealing.cut(x, dim, streams, self._index, self._part)
 
     def join(self, x: torch.Tensor, dim: int, *streams: str) -> torch.Tensor:
         """All tokens of the streams along `dim`, on every rank, of what each holds."""
@@ -93,9 +93,9 @@ class ShardedTokens:
             return x
         dealing = self._forward.dealing
         mine = x.movedim(dim, 0).contiguous()
-        held = [mine.new_empty(n, *mine.shape[1:]) for n in dealing.held(streams, self._half)]
+        held = [mine.new_empty(n, *mine.shape[1:]) for n in dealing.held(streams, self._part)]
         self._comm(self._ranks).all_to_all([mine] * len(held), held).wait()
-        return dealing.join(self._of_both_halves(held), streams).movedim(0, dim)
+        return dealing.join(self._of_all_parts(held), streams).movedim(0, dim)
 
     def attend(
         self, q: Projection, k: Projection, v: Projection, queries: Streams, keys: Streams | None = None
@@ -105,16 +105,16 @@ class ShardedTokens:
             value, key = v(), k()
             return self._local(q(), key, value)[0]
         keys = queries if keys is None else keys
-        if self.schedule.halves:
-            return self._layer(queries, keys).attend(q, k, v, self._half)
+        if self.schedule.parts > 1:
+            return self._layer(queries, keys).attend(q, k, v, self._part)
         held = self._forward.dealing.held
         attend = strategy(self._groups, self.mesh, self._rank, self._local, held(queries), self.schedule, held(keys))
         return attend(q, k, v)
 
     def run(self, forwards: Sequence[Forward]) -> list[torch.Tensor]:
         """What each returns, in their order, on every rank: the cfg ranks take turns with them and tell each other."""
-        if self.schedule.halves:
-            forwards = [_Run(partial(self._in_halves, f.call), f.shape, f.dtype, f.device) for f in forwards]
+        if self.schedule.parts > 1:
+            forwards = [_Run(partial(self._in_parts, f.call), f.shape, f.dtype, f.device) for f in forwards]
         if self.mesh.layout.cfg > 1:
             return Spread(self._comm(self.mesh.members(self._rank, "cfg")), closes=False).run(forwards)
         calls = [forward.call for forward in forwards]
@@ -122,20 +122,20 @@ class ShardedTokens:
             return [call() for call in calls]
         return [result for i in range(0, len(calls), 2) for result in self.lanes.run(calls[i : i + 2])]
 
-    def _in_halves(self, call: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def _in_parts(self, call: Callable[[], torch.Tensor]) -> torch.Tensor:
         try:
-            return self.lanes.run([call] * NUM_HALVES)[0]
+            return self.lanes.run([call] * self.schedule.parts)[0]
         finally:
             self._layers.clear()
-            self._halves.clear()
+            self._boards.clear()
 
     @property
     def _forward(self) -> _UnderWay:
         return self._under_way[self.lanes.index]
 
     @property
-    def _half(self) -> int:
-        return self.lanes.index if self.schedule.halves else 0
+    def _part(self) -> int:
+        return self.lanes.index if self.schedule.parts > 1 else 0
 
     @property
     def _local(self) -> Local:
@@ -148,32 +148,33 @@ class ShardedTokens:
     def _link(self, ranks: tuple[int, ...]) -> Link:
         if self._groups is None:
             raise ValueError(f"ranks {list(ranks)} need process groups")
-        return self._groups[ranks]
+        return self._groups.link(ranks, 0) if self.schedule.parts > 1 else self._groups[ranks]
 
     def _layer(self, queries: Streams, keys: Streams) -> Layer:
-        """The one that both halves meet in; the first of them makes it, the last forgets it."""
-        number = self._next()
-        if number in self._layers:
+        """The one that all parts meet in: the first of them makes it, the last forgets it."""
+        number, parts = self._next(), range(self.schedule.parts)
+        if self._part == parts[-1]:
             return self._layers.pop(number)
-        held = self._forward.dealing.held
-        lengths, key_lengths = ([held(streams, half) for half in range(NUM_HALVES)] for streams in (queries, keys))
-        link = self._link(self.mesh.members(self._rank, "ulysses"))
-        self._layers[number] = Layer(link, self.lanes, self._local, lengths, key_lengths)
+        if number not in self._layers:
+            held = self._forward.dealing.held
+            lengths, key_lengths = ([held(streams, part) for part in parts] for streams in (queries, keys))
+            link = self._link(self.mesh.members(self._rank, "ulysses"))
+            self._layers[number] = Layer(link, self.lanes, self._local, lengths, key_lengths)
         return self._layers[number]
 
-    def _of_both_halves(self, held: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-        """[half][rank]; one lane alone has one half."""
-        if not self.schedule.halves:
+    def _of_all_parts(self, held: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+        """[part][rank]; one lane alone has one part."""
+        if self.schedule.parts == 1:
             return [held]
-        board = self._halves.setdefault(self._next(), {})
-        board[self._half] = held
-        while len(board) < NUM_HALVES:
-            if self.lanes.num_running < NUM_HALVES:
-                raise LaneLost("the other half has ended and joined nothing")
+        board = self._boards.setdefault(self._next(), {})
+        board[self._part] = held
+        while len(board) < self.schedule.parts:
+            if self.lanes.num_running < self.schedule.parts:
+                raise LaneLost("another part has ended and joined nothing")
             self.lanes.switch()
-        return [board[half] for half in range(NUM_HALVES)]
+        return [board[part] for part in range(self.schedule.parts)]
 
     def _next(self) -> int:
-        """The number of this meeting of the halves: both count alike."""
+        """The number of this meeting of the parts: all count alike."""
         self._forward.num_met += 1
         return self._forward.num_met

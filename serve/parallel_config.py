@@ -17,7 +17,7 @@ def _as_number(value: object) -> object:
 
 Auto = Literal["auto"]
 Branches = Annotated[Literal["auto", 1, 2], BeforeValidator(_as_number)]
-ScheduleName = Literal["synchronous", "projections", "head_groups", "lanes", "halves"]
+ScheduleName = Literal["synchronous", "projections", "head_groups", "lanes", "halves", "quarters"]
 
 
 class ParallelConfig(Section):

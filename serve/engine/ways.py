@@ -15,8 +15,8 @@ from statistics import median_low
 from raydiance.parallel.mesh import Layout, powers_of_two
 from raydiance.parallel.schedule import SCHEDULES, Schedule, name_of
 
-FEWEST_IN_HALVES = 16
-"""Tokens of a rank: with fewer, a half could be left without any of a stream, and there is nothing to hide."""
+FEWEST_IN_PART = 8
+"""Tokens of a rank: with fewer, one could be left without any of a stream, and there is nothing to hide."""
 SHORTEST_S = 1e-6
 LAST = 5
 """Measures of a step that are kept. Their median counts: what one hiccup had made dear would never be tried again."""
@@ -94,7 +94,7 @@ class Limits:
             Way(layout, schedule)
             for layout in self.layouts(size, shape.num_branches)
             for schedule in self._schedules(layout, shape)
-            if shape.num_tokens >= layout.sequence * (FEWEST_IN_HALVES if schedule.halves else 1)
+            if shape.num_tokens >= layout.sequence * (FEWEST_IN_PART * schedule.parts if schedule.parts > 1 else 1)
         ]
 
     def _schedules(self, layout: Layout, shape: Shape) -> Iterable[Schedule]:

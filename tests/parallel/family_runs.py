@@ -52,7 +52,7 @@ class Way:
         together, apart = NUM_FORWARDS[kind] if any(s.guided for s in batch) else (1, 1)
         forwards = apart if self.layout.cfg > 1 or self.schedule.lanes else together
         mine = range(self.mesh.coordinate(rank, "cfg"), forwards, self.layout.cfg)
-        return len(mine) * (2 if self.schedule.halves else 1)
+        return len(mine) * self.schedule.parts
 
 
 def slug(layout: Layout) -> str:
@@ -89,7 +89,7 @@ class Run:
         for way in self.ways:
             calls = sum(way.num_calls(batch, rank) for batch in self.batches)
             in_lanes = way.schedule.lanes and (calls > 1 or len(self.batches) > 1)
-            found += calls if way.schedule.halves or in_lanes else 0
+            found += calls if way.schedule.parts > 1 or in_lanes else 0
         return found
 
 

@@ -58,7 +58,8 @@ def rank(index: int, world: int, folder: Path) -> None:
                 continue
             tokens.use(Mesh(Subgroup(0, world), layout), schedule)
             call: Callable[[], torch.Tensor] = functools.partial(attended, tokens, device, 0)
-            found = tokens.lanes.run([call, call])[0] if schedule.halves or schedule.lanes else call()
+            lanes = 2 if schedule.lanes else schedule.parts
+            found = tokens.lanes.run([call] * lanes)[0] if lanes > 1 else call()
             error = (found.float() - expected(device, 0)).abs().max().item()
             assert error <= TOLERANCE, (str(layout), name, error)
     groups.close()

@@ -23,7 +23,9 @@ def names(limits: Limits, size: int, shape: Shape) -> set[str]:
 
 
 def test_the_ways_of_two_ranks() -> None:
-    ulysses = {f"cfg 1 x ring 1 x ulysses 2, {s}" for s in ("synchronous", "projections", "head_groups", "halves")}
+    ulysses = {
+        f"cfg 1 x ring 1 x ulysses 2, {s}" for s in ("synchronous", "projections", "head_groups", "halves", "quarters")
+    }
     ring = {"cfg 1 x ring 2 x ulysses 1, synchronous"}
     assert names(Limits(), 2, UNGUIDED) == ulysses | ring
     lanes = {"cfg 1 x ring 1 x ulysses 2, lanes", "cfg 1 x ring 2 x ulysses 1, lanes"}
@@ -45,7 +47,7 @@ def test_what_is_forced_is_taken() -> None:
 
 
 def test_a_ring_takes_no_schedule_of_ulysses() -> None:
-    for schedule in (Schedule(early=True), Schedule(head_groups=2), Schedule(halves=True)):
+    for schedule in (Schedule(early=True), Schedule(head_groups=2), Schedule(parts=2)):
         assert not schedule.fits(Layout(ring=2))
     assert not SCHEDULES["halves"].fits(Layout(ring=2, ulysses=2))
     assert not SCHEDULES["projections"].fits(Layout(cfg=2))
@@ -54,8 +56,8 @@ def test_a_ring_takes_no_schedule_of_ulysses() -> None:
         name_of(Schedule(head_groups=7))
     with pytest.raises(ValueError, match="head_groups must be 1 or more, not 0"):
         Schedule(head_groups=0)
-    with pytest.raises(ValueError, match="either two forwards or two halves"):
-        Schedule(lanes=True, halves=True)
+    with pytest.raises(ValueError, match="either two forwards or parts of one"):
+        Schedule(lanes=True, parts=2)
 
 
 def test_what_was_measured_is_taken_and_later_measures_are_mixed_in() -> None:
