@@ -18,7 +18,7 @@ def limits_of(parallel: ParallelConfig, card: ModelCard, offload: Offload = "non
 
     Raises ConfigError as `check_layout` does."""
     check_layout(parallel, card)
-    return replace(_limits(parallel, card), pairs=offload != "idle_expert")
+    return replace(_limits(parallel, card), pairs=offload != "idle_expert", turns=offload != "group")
 
 
 def check_layout(parallel: ParallelConfig, card: ModelCard) -> None:

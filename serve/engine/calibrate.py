@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from raydiance.parallel.mesh import Mesh, Subgroup, powers_of_two
-from raydiance.serve.engine.fleet import Fleet
+from raydiance.serve.engine.fleet import Fleet, RanksLost
 from raydiance.serve.engine.orders import Report, Start, Turn
 from raydiance.serve.engine.rounds import shape_of
 from raydiance.serve.engine.ways import Costs, Shape, Way
@@ -26,7 +26,7 @@ def calibrate(fleet: Fleet, start: Start, costs: Costs, longest_s: float) -> Non
     Args:
         longest_s: no further way is tried after so long; those that were not tried are not taken.
 
-    Raises what a step raises, but for want of memory, which rules a way out; and RanksLost.
+    A step that fails rules its way out, and is logged. Raises RanksLost, and what the family raises at the beginning.
     """
     began = time.monotonic()
     pair = [replace(start, id=f"{start.id}/calibrate-{i}") for i in range(2)]
@@ -44,6 +44,11 @@ def calibrate(fleet: Fleet, start: Start, costs: Costs, longest_s: float) -> Non
                 seconds = min([_seconds(fleet, turn) for _ in range(1 + REPEATS)][1:])
             except torch.OutOfMemoryError as e:
                 log.info("a step of %d tokens, %s, does not fit: %s", shape.work, way, e)
+                continue
+            except RanksLost:
+                raise
+            except Exception:
+                log.exception("a step of %d tokens, %s, failed and will not be taken", shape.work, way)
                 continue
             costs.record(shape, way, seconds)
             log.info("a step of %d tokens, %s: %.4f s", shape.work, way, seconds)

@@ -99,6 +99,7 @@ class DenoisingLoop:
         self._max_batch_size = max_batch_size
         self._max_batch_tokens = max_batch_tokens
         self._calibration_s = calibration_s
+        self._calibrated: set[int] = set()
         self._observe = observe
         self._lost = lost
         self._members: dict[str, _Member] = {}
@@ -176,11 +177,9 @@ class DenoisingLoop:
     def _begin(self, fleet: Fleet, member: _Member) -> bool:
         """Whether it is there to be stepped."""
         try:
-            if fleet.size > 1 and self._calibration_s:
-                calibrate(fleet, member.start, self.costs, self._calibration_s)
-                self._calibration_s = 0.0
             standing, outcome = fleet.begin(member.start)
             if not standing.is_done:
+                self._calibrate(fleet, member.start, standing)
                 self._round([standing], fleet.size)  # raises where there is no way to step it
             member.standing = standing
         except RanksLost:
@@ -194,6 +193,12 @@ class DenoisingLoop:
             self._end(member, Update(outcome.step_index, standing.num_steps, outcome))
             return False
         return True
+
+    def _calibrate(self, fleet: Fleet, start: Start, standing: Standing) -> None:
+        """With the first request that has guidance, and the first that has none: their ways differ."""
+        if fleet.size > 1 and self._calibration_s and standing.num_branches not in self._calibrated:
+            self._calibrated.add(standing.num_branches)
+            calibrate(fleet, start, self.costs, self._calibration_s)
 
     def _end(self, member: _Member, update: Update) -> None:
         self.leave(member.start.id, member.listener)

@@ -67,6 +67,7 @@ class Limits:
         schedule: the only one, where it means something to a layout.
         ranks_per_node: Ulysses stays inside a node.
         pairs: whether two batches may be in lanes: not where the weights that one needs displace those of the other.
+        turns: whether forwards, or parts of one, may take turns at all: not where a block's weights leave after it.
     """
 
     max_ulysses: int = 1 << 30
@@ -75,6 +76,7 @@ class Limits:
     schedule: str | None = None
     ranks_per_node: int = 1 << 30
     pairs: bool = True
+    turns: bool = True
 
     def layouts(self, size: int, num_branches: int) -> list[Layout]:
         """On `size` ranks; none where the limits leave none."""
@@ -102,7 +104,9 @@ class Limits:
         fitting = {
             name: schedule
             for name, schedule in SCHEDULES.items()
-            if schedule.fits(layout) and (not schedule.lanes or forwards > 1)
+            if schedule.fits(layout)
+            and (not schedule.lanes or forwards > 1)
+            and (self.turns or not (schedule.lanes or schedule.parts > 1))
         }
         if shape.num_batches == 2:
             may = self.pairs and self.schedule in (None, "lanes")

@@ -114,7 +114,7 @@ class DecoderActors:
             for rank, actor in enumerate(self._processes.actors, 1)
         ]
         spread = _spread(0, meeting, self._config, self._device)
-        ray.get(joining)
+        ray.get(joining, timeout=self._start_deadline_s)
         c = self._config
         return DecoderRanks(family, spread, self._ask, small=c.small_tiles, deadline_s=c.deadline_s, lost=self._end)
 

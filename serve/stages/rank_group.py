@@ -68,7 +68,7 @@ class RankGroup:
         self._processes.watch(lost)
         self._ranks = self._processes.actors
         self.pids = self._processes.pids
-        meeting = ray.get(self._ranks[0].open_meeting.remote(parallel.nodes == 1))
+        meeting = ray.get(self._ranks[0].open_meeting.remote(parallel.nodes == 1), timeout=parallel.start_deadline_s)
         deadlines = parallel.step_deadline_s, parallel.start_deadline_s
         self.card = self._loaded(
             model.id,

@@ -11,6 +11,7 @@ import torch
 from raydiance.models.spec import Spec
 from raydiance.parallel.mesh import Layout
 from raydiance.serve.engine.calibrate import REPEATS, calibrate
+from raydiance.serve.engine.fleet import RanksLost
 from raydiance.serve.engine.orders import Outcome, Report, Standing, Start, Turn
 from raydiance.serve.engine.ways import Costs, Limits, Shape
 
@@ -72,9 +73,22 @@ def test_it_ends_in_time_and_needs_a_step() -> None:
     assert costs.table() == []
 
 
-def test_another_error_is_raised_and_nothing_is_left() -> None:
-    fleet = Fleet({})
+def test_ways_that_fail_are_told_and_not_taken_and_nothing_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    fleet, costs = Fleet({}), Costs()
     fleet.step = lambda turns: [ValueError("bad")]  # type: ignore[method-assign]
-    with pytest.raises(ValueError, match="bad"):
+    calibrate(fleet, START, costs, 60)
+    assert costs.table() == []
+    assert not fleet.held
+    assert "ValueError: bad" in caplog.text
+
+
+def test_lost_ranks_end_it() -> None:
+    fleet = Fleet({})
+
+    def lost(turns: Sequence[Turn]) -> list[Report | Exception]:
+        raise RanksLost("rank 1 has died")
+
+    fleet.step = lost  # type: ignore[method-assign]
+    with pytest.raises(RanksLost):
         calibrate(fleet, START, Costs(), 60)
     assert not fleet.held

@@ -46,6 +46,12 @@ def test_what_is_forced_is_taken() -> None:
     assert Limits().ways(8, Shape(3)) == []  # fewer tokens than ranks
 
 
+def test_nothing_takes_turns_where_weights_leave_after_their_block() -> None:
+    ways = [way for shape in (GUIDED, UNGUIDED) for way in Limits(turns=False).ways(2, shape)]
+    assert {way.schedule for way in ways} == {SCHEDULES[n] for n in ("synchronous", "projections", "head_groups")}
+    assert Limits(turns=False).ways(2, Shape(1000, num_batches=2)) == []
+
+
 def test_a_ring_takes_no_schedule_of_ulysses() -> None:
     for schedule in (Schedule(early=True), Schedule(head_groups=2), Schedule(parts=2)):
         assert not schedule.fits(Layout(ring=2))
