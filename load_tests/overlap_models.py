@@ -1,4 +1,4 @@
-"""The rows of the overlap benchmark: two layers of Wan and of FLUX with random weights, and what is asked of them.
+"""The rows of the overlap benchmark: layers of Wan and of FLUX with random weights, and what is asked of them.
 
 A row's work is one denoising step: one forward without guidance, or two that do not depend on one another (a guidance
 pair: one state, two prompts; or two requests: two of everything).
