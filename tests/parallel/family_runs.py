@@ -102,11 +102,19 @@ def _every() -> Iterator[Run]:
                     yield Run(world, [Way(layout, name)] * 2, [[subject]])
 
 
+MOST_PARTS = 8
+"""Of a sequence as short as these: each has to have a token."""
+
+
 def schedules(layout: Layout, subject: Subject) -> list[str]:
     """All that mean something where tokens do not divide; lanes need two forwards on a rank."""
     if not subject.is_odd:
         return ["synchronous"]
-    fitting = {name: schedule for name, schedule in SCHEDULES.items() if schedule.fits(layout)}
+    fitting = {
+        name: schedule
+        for name, schedule in SCHEDULES.items()
+        if schedule.fits(layout) and layout.sequence * schedule.parts <= MOST_PARTS
+    }
     return [name for name, schedule in fitting.items() if (subject.guided and layout.cfg == 1) or not schedule.lanes]
 
 
