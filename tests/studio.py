@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import tempfile
 from dataclasses import dataclass
@@ -88,12 +89,22 @@ class Studio:
     def latents(self, spec: Spec) -> torch.Tensor:
         return self.engine().finish(self.run(self.start(spec)))
 
-    def pixels(self, latents: torch.Tensor) -> torch.Tensor:
-        """[1, 3, t, h, w] in [0, 1], before they are rounded to bytes."""
+    def pixels(self, latents: torch.Tensor, exact: bool = False) -> torch.Tensor:
+        """[1, 3, t, h, w] in [0, 1], before they are rounded to bytes.
+
+        Args:
+            exact: decoded in fp64, so that two latents are compared and not the decoder's own rounding: where random
+                weights bring a norm to nearly 0, fp32 makes 5e-4 of what fp64 makes 1e-5 of.
+        """
+        vae = self.exact_vae if exact else self.decoder.pipeline.vae
         mean, scale = self.decoder._latent_statistics(torch.float32)
         with torch.no_grad():
-            chunks = list(decode_frames(self.decoder.pipeline.vae, latents[None] / scale + mean))
+            chunks = list(decode_frames(vae, latents[None].to(vae.dtype) / scale + mean))
         return torch.cat(chunks, dim=2) * 0.5 + 0.5
+
+    @functools.cached_property
+    def exact_vae(self) -> Any:
+        return copy.deepcopy(self.decoder.pipeline.vae).double()
 
     @functools.cached_property
     def reference_components(self) -> dict[str, Any]:
