@@ -2,8 +2,8 @@
 
     sudo python load_tests/bench_overlap.py [--quick] [--json FILE] [--ranks 2|4] [--rows wan-free flux]
 
-Makes its own network namespaces with shaped links, and runs peers and ours in turn on the same weights. Rows: four
-layers of Wan without guidance, with a guidance pair, for two requests; six blocks of FLUX. fp32, a thread a rank.
+Makes its own network namespaces with shaped links, and runs peers and ours in turn on the same weights. Rows: two
+layers of Wan without guidance, with a guidance pair, for two requests; three blocks of FLUX. fp32, a thread a rank.
 Nothing is reported unless every arm's outputs equal those of the whole forward in one process. Needs root, ip and tc.
 """
 
