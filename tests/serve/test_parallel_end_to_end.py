@@ -99,9 +99,11 @@ def test_impossible_layouts_are_refused_with_the_numbers(tmp_path: Path) -> None
     "settings",
     [
         {"parallel.ring": 2, "parallel.cfg": 1},
+        {"parallel.cfg": 2, "parallel.schedule": "halves"},
+        {"parallel.ring": 1, "parallel.cfg": 1, "parallel.schedule": "lanes"},
         {},
     ],
-    ids=["ring2-ulysses2", "auto"],
+    ids=["ring2-ulysses2", "cfg2-ulysses2-halves", "ulysses4-lanes", "auto"],
 )
 def test_four_ranks_serve_the_pixels_of_one(
     tmp_path: Path, expected: dict[str, np.ndarray], settings: dict[str, Any]
@@ -125,7 +127,7 @@ def test_a_lost_rank_is_told_with_a_checkpoint_and_its_replica_replaced(
         httpx.Client(base_url=program.started["url"], timeout=TIMEOUT_S) as client,
     ):
         before = picture(client, PICTURE)
-        for turn in range(2):
+        for turn in range(3):
             seen = program.ask("stats")
             lost = program.ask("lose", pid=seen["ranks"][turn % 2], fault=int(fault))
             assert lost["step"] > 5
