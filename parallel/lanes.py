@@ -12,11 +12,10 @@ CUDA stream and whether gradients are recorded, is put back at every turn.
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from greenlet import getcurrent, greenlet
@@ -61,7 +60,11 @@ class Lanes:
         if self._alive or not calls:
             raise ValueError("lanes are running already" if self._alive else "no call to run")
         self._hub, self._error = getcurrent(), None
-        lanes = [_Lane(partial(self._take_part, call), stream) for call, stream in self._with_streams(calls)]
+        results: dict[int, T] = {}
+        lanes = [
+            _Lane(partial(self._take_part, i, call, results), stream)
+            for i, (call, stream) in enumerate(self._with_streams(calls))
+        ]
         self._alive = list(range(len(lanes)))
         last = None
         while self._alive:
@@ -75,11 +78,11 @@ class Lanes:
             lane.join()
         self._current, failure, self._error, self._hub = 0, self._error, None, None
         if failure is None:
-            return [lane.result for lane in lanes]
+            return [results[i] for i in range(len(calls))]
         try:
             raise failure
         finally:
-            del failure, lanes, lane  # they hold what its frames hold: memory that the next try needs
+            del failure, results, lanes, lane  # they hold what its frames hold: memory that the next try needs
 
     def switch(self) -> None:
         """Hands over to the next lane, and returns when it is this one's turn again. Outside of lanes it does nothing.
@@ -91,14 +94,14 @@ class Lanes:
         if self._alive and self._error is not None:
             raise LaneLost(f"another lane failed: {self._error}")
 
-    def _take_part(self, call: Callable[[], T]) -> T:
+    def _take_part(self, index: int, call: Callable[[], T], results: dict[int, T]) -> None:
+        """A lane's life. What it raises is kept for `run`, which raises it when all have ended."""
         if self._error is not None:
-            raise LaneLost(f"another lane failed: {self._error}")
+            return  # another has failed before this one's first turn
         try:
-            return call()
-        except BaseException as error:
+            results[index] = call()
+        except BaseException as error:  # noqa: BLE001 - see above
             self._error = self._error or error
-            raise
 
     def _with_streams(self, calls: Sequence[Callable[[], T]]) -> list[tuple[Callable[[], T], Any]]:
         """The first lane keeps the caller's stream, each other has one of its own. Not yet run on a GPU."""
@@ -110,19 +113,13 @@ class Lanes:
         return list(zip(calls, [current, *self._streams], strict=False))
 
 
-class _Lane(Generic[T]):
-    """A greenlet, with what torch keeps by thread. Its stream begins after what the caller's holds.
+class _Lane:
+    """A greenlet, with what torch keeps by thread. Its stream begins after what the caller's holds."""
 
-    Attributes:
-    result: what the call has returned.
-    """
-
-    result: T
-
-    def __init__(self, call: Callable[[], T], stream: Any) -> None:
+    def __init__(self, life: Callable[[], None], stream: Any) -> None:
         self._stream = stream
         self._with_grad = torch.is_grad_enabled()
-        self._greenlet = greenlet(partial(self._run, call))
+        self._greenlet = greenlet(life)
         self._greenlet.gr_context = contextvars.copy_context()
         if stream is not None:
             stream.wait_stream(torch.cuda.current_stream())
@@ -144,7 +141,3 @@ class _Lane(Generic[T]):
         """The caller's stream waits for it."""
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
-
-    def _run(self, call: Callable[[], T]) -> None:
-        with contextlib.suppress(BaseException):  # `Lanes` has it, and raises it when all have ended
-            self.result = call()

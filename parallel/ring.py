@@ -12,7 +12,7 @@ import torch
 
 from raydiance.kernels.attention import merge
 from raydiance.parallel.groups import Link
-from raydiance.parallel.ulysses import Local, Projection, check_qkv
+from raydiance.parallel.ulysses import Local, Projection, check_lengths, check_qkv
 
 
 class Ring:
@@ -26,11 +26,7 @@ class Ring:
     def __init__(
         self, link: Link, local: Local, lengths: Sequence[int], key_lengths: Sequence[int] | None = None
     ) -> None:
-        self.lengths = tuple(lengths)
-        self.key_lengths = self.lengths if key_lengths is None else tuple(key_lengths)
-        for each in (self.lengths, self.key_lengths):
-            if len(each) != link.incoming.size:
-                raise ValueError(f"{len(each)} lengths for {link.incoming.size} ranks")
+        self.lengths, self.key_lengths = check_lengths(lengths, key_lengths, link.incoming.size)
         self.link = link
         self.local = local
 

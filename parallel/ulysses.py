@@ -37,6 +37,21 @@ def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, num_queries: in
             raise ValueError(f"this rank's {name} must be [B, {number}, H, D], not {list(x.shape)}")
 
 
+def check_lengths(
+    lengths: Sequence[int], key_lengths: Sequence[int] | None, num_ranks: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """How many queries and how many keys each rank holds: as many where the keys' are None.
+
+    Raises ValueError where they are not of `num_ranks` ranks.
+    """
+    queries = tuple(lengths)
+    keys = queries if key_lengths is None else tuple(key_lengths)
+    for each in (queries, keys):
+        if len(each) != num_ranks:
+            raise ValueError(f"{len(each)} lengths for {num_ranks} ranks")
+    return queries, keys
+
+
 class Ulysses:
     """Args:
     link: to the ranks of the ulysses axis.
@@ -56,11 +71,7 @@ class Ulysses:
         key_lengths: Sequence[int] | None = None,
         early: bool = False,
     ) -> None:
-        self.lengths = tuple(lengths)
-        self.key_lengths = self.lengths if key_lengths is None else tuple(key_lengths)
-        for each in (self.lengths, self.key_lengths):
-            if len(each) != link.incoming.size:
-                raise ValueError(f"{len(each)} lengths for {link.incoming.size} ranks")
+        self.lengths, self.key_lengths = check_lengths(lengths, key_lengths, link.incoming.size)
         if head_groups < 1:
             raise ValueError(f"head_groups must be 1 or more, not {head_groups}")
         self.link = link
