@@ -17,8 +17,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import torch
-
 from raydiance.serve.engine.calibrate import calibrate
 from raydiance.serve.engine.fleet import Fleet, RanksLost
 from raydiance.serve.engine.orders import Outcome, Report, Standing, Start, Turn, Wish
@@ -252,8 +250,6 @@ class DenoisingLoop:
                 member.listener(update)
 
     def _halve(self, fleet: Fleet, batches: list[list[_Member]], error: Exception) -> None:
-        if isinstance(error, torch.OutOfMemoryError):
-            torch.cuda.empty_cache()
         members = [m for batch in batches for m in batch]
         if len(members) == 1:
             [member] = members

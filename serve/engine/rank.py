@@ -38,6 +38,7 @@ class Rank:
         self._groups = groups
         self._tokens = tokens
         self._held: dict[str, Trajectory] = {}
+        self._was_full = False
 
     @property
     def family(self) -> Family:
@@ -74,6 +75,13 @@ class Rank:
         Raises PeerLost where another rank is gone.
         """
         self._settle()
+        try:
+            return self._turn(turn)
+        except torch.OutOfMemoryError:
+            self._was_full = True
+            raise
+
+    def _turn(self, turn: Turn) -> Report | None:
         if self._tokens is not None:
             self._tokens.use(turn.mesh, turn.schedule)
         began, forwards, rows = time.perf_counter(), self.engine.num_forwards, self.engine.num_rows
@@ -120,6 +128,10 @@ class Rank:
         return data.cpu().numpy().tobytes()
 
     def _settle(self) -> None:
+        """Ends what a step that failed has left: memory is given back now, when nothing holds its frames any more."""
+        if self._was_full:
+            self._was_full = False
+            torch.cuda.empty_cache()
         if self._groups is not None:
             self._groups.settle()
 

@@ -15,11 +15,14 @@ from raydiance.models import registry
 from raydiance.models.family import Row
 from raydiance.models.spec import Spec
 from raydiance.models.wan import Wan
+from raydiance.parallel.mesh import Layout, Mesh, Subgroup
+from raydiance.parallel.schedule import SCHEDULES
 from raydiance.serve.engine.engine import Engine
 from raydiance.serve.engine.fleet import Alone
 from raydiance.serve.engine.loop import DenoisingLoop, Update
-from raydiance.serve.engine.orders import Start, Wish
+from raydiance.serve.engine.orders import Start, Turn, Wish
 from raydiance.serve.engine.pack import PackError
+from raydiance.serve.engine.rank import Rank
 
 TIMEOUT_S = 30
 
@@ -170,6 +173,26 @@ def test_a_failing_one_takes_nobody_with_it(family: Wan, error: Exception) -> No
             listeners[13].wait()
     finally:
         loop.stop()
+
+
+@pytest.mark.parametrize(("error", "count"), [(ValueError("poison"), 0), (torch.OutOfMemoryError("too big"), 3)])
+def test_memory_is_given_back_before_each_try_that_follows_a_lack_of_it(
+    family: Wan, error: Exception, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_back: list[int] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(1))
+    rank = Rank(Poisoned(family, error))
+    ids = tuple(str(seed) for seed in (1, 2, 13))
+    for i in ids:
+        rank.begin(order(i, seed=int(i)))
+    for batch in (ids, ids, ids, ids[:2]):
+        turn = Turn((batch,), Mesh(Subgroup(0, 1), Layout()), SCHEDULES["synchronous"])
+        if ids[2] in batch:
+            with pytest.raises(type(error)):
+                rank.turn(turn)
+        else:
+            assert rank.turn(turn) is not None
+    assert len(given_back) == count
 
 
 def test_an_id_is_denoised_once(engine: Engine, loop: DenoisingLoop) -> None:
