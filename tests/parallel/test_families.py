@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.parallel import worlds
 from tests.parallel.family_ranks import LONGEST_S
 from tests.parallel.family_runs import BATCHES, DEAF, DEGREES, EVERY, LANES, LAYOUTS, NUM_MOVES, Run, slug
 from tests.parallel.family_subjects import SUBJECTS, Subject
-from tests.parallel.test_ranks import ROOT
+from tests.parallel.worlds import run_worlds
 
 TOLERANCE = 1e-4
 TOTAL_S = 30 + LONGEST_S
 STREAMS = {"wan": ["video"], "flux": ["image"], "hidream": ["image"], "ltx": ["video", "audio"]}
 """Those that are denoised."""
-ENV = {
-    "OMP_NUM_THREADS": "1",
-    "GLOO_SOCKET_IFNAME": "lo",
+ENV = worlds.ENV | {
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # a bar has a thread, which is lost in a fork
 }
@@ -35,21 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(TOTAL_S + 30)]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of what all worlds wrote."""
-    root = tmp_path_factory.mktemp("families")
-    command = [sys.executable, "-W", "error", "-m", "tests.parallel.family_ranks", str(root)]
-    with (
-        (root / "log").open("w") as log,
-        subprocess.Popen(
-            command, cwd=ROOT, env=os.environ | ENV, stdout=log, stderr=log, start_new_session=True
-        ) as process,
-    ):
-        try:
-            status = process.wait(TOTAL_S)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    assert status == 0, (root / "log").read_text()
-    return root
+    return run_worlds("tests.parallel.family_ranks", tmp_path_factory.mktemp("families"), TOTAL_S, ENV)
 
 
 @pytest.fixture(scope="module")

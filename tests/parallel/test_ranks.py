@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from tests.parallel.cases import Case, cases
 from tests.parallel.rank import SHORT_DEADLINE_S
+from tests.parallel.worlds import ended, result, run_worlds
 
-ROOT = Path(__file__).parents[2]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # one rounding of values up to 4
 SIZES = (2, 4)
 LONGEST_S = 280
@@ -24,31 +19,7 @@ LONGEST_S = 280
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for each world that was run, with what its ranks wrote."""
-    folder = tmp_path_factory.mktemp("worlds")
-    env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-W", "error", "-m", "tests.parallel.rank", str(folder)]
-    with subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True) as process:
-        try:
-            assert process.wait(LONGEST_S) == 0
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    return folder
-
-
-def result(world: Path, rank: int) -> dict[str, Any]:
-    """What a rank saw that ended well."""
-    error = world / f"{rank}.error"
-    assert not error.exists(), error.read_text()
-    assert ended(world)[rank] == 0
-    found: dict[str, Any] = json.loads((world / f"{rank}.json").read_text())
-    return found
-
-
-def ended(world: Path) -> list[int]:
-    """Exit statuses by rank, negative where a signal ended it."""
-    found: list[int] = json.loads((world / "ended.json").read_text())
-    return found
+    return run_worlds("tests.parallel.rank", tmp_path_factory.mktemp("worlds"), LONGEST_S)
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +10,7 @@ import pytest
 import torch
 from tests.parallel.rank import SHORT_DEADLINE_S
 from tests.parallel.spread_rank import SIZES, VAES, Number
-from tests.parallel.test_ranks import ROOT, result
+from tests.parallel.worlds import result, run_worlds
 
 from raydiance.parallel.spread import Spread
 
@@ -23,16 +19,7 @@ LONGEST_S = 120
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("worlds")
-    env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-W", "error", "-m", "tests.parallel.spread_rank", str(folder)]
-    with subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True) as process:
-        try:
-            assert process.wait(LONGEST_S) == 0
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    return folder
+    return run_worlds("tests.parallel.spread_rank", tmp_path_factory.mktemp("worlds"), LONGEST_S)
 
 
 @pytest.mark.parametrize(

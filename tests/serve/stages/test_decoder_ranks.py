@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ import torch
 from tests.families.kit import all_models
 from tests.guests import save_sana
 from tests.parallel.rank import SHORT_DEADLINE_S
-from tests.parallel.test_ranks import ROOT, result
+from tests.parallel.worlds import result, run_worlds
 
 from raydiance.models.tiles import TileRunner
 from raydiance.models.tokens import Forward, run_in_turn
@@ -33,16 +30,7 @@ LONGEST_S = 120
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("worlds")
-    env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-W", "error", "-m", "tests.serve.stages.decoder_world", str(folder)]
-    with subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True) as process:
-        try:
-            assert process.wait(LONGEST_S) == 0
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    return folder
+    return run_worlds("tests.serve.stages.decoder_world", tmp_path_factory.mktemp("worlds"), LONGEST_S)
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -4,35 +4,21 @@ from __future__ import annotations
 
 import gc
 import json
-import os
-import signal
-import subprocess
-import sys
 import weakref
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.parallel.failing_rank import LONGEST_S, WAYS, WORLD
+from tests.parallel.worlds import run_worlds
 
 from raydiance.parallel.lanes import Lanes
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """By rank and way."""
-    folder = tmp_path_factory.mktemp("failing")
-    env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-m", "tests.parallel.failing_rank", str(folder)]
-    with subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True) as process:
-        try:
-            assert process.wait(2 * LONGEST_S) == 0
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
+    folder = run_worlds("tests.parallel.failing_rank", tmp_path_factory.mktemp("failing"), 2 * LONGEST_S)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
 
 
