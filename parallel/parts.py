@@ -47,7 +47,6 @@ class Layer:
         self._values: torch.Tensor | None = None
         self._keys: torch.Tensor | None = None
         self._arriving: list[Exchange] = []
-        self.num_done = 0
 
     def attend(self, q: Projection, k: Projection, v: Projection, part: int) -> torch.Tensor:
         """→ [B, L_part, H, D] of this rank's tokens of one part. Called once by each part, part 0 first.
@@ -76,7 +75,6 @@ class Layer:
         if gathered.numel():
             attended = self._local(gathered, _by_token(self._keys), _by_token(self._values))[0]
         leaving = ulysses.scatter(attended, out, share, self._lengths[part])
-        self.num_done += 1
         leaving.wait()
         return out.permute(1, 2, 0, 3)
 

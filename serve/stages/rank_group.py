@@ -67,7 +67,6 @@ class RankGroup:
         self._processes.arrange(in_node_order([place.node for place in self._processes.places], parallel.nodes))
         self._processes.watch(lost)
         self._ranks = self._processes.actors
-        self.pids = self._processes.pids
         meeting = ray.get(self._ranks[0].open_meeting.remote(parallel.nodes == 1), timeout=parallel.start_deadline_s)
         deadlines = parallel.step_deadline_s, parallel.start_deadline_s
         self.card = self._loaded(
@@ -77,6 +76,11 @@ class RankGroup:
                 for i, rank in enumerate(self._ranks)
             ],
         )
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the ranks, in their order."""
+        return self._processes.pids
 
     def begin(self, start: Start) -> tuple[Standing, Outcome]:
         shared = ray.put(start)  # once, for all ranks of a node
