@@ -22,6 +22,7 @@ import torch.distributed as dist
 from raydiance.parallel.errors import ExchangeMisused, PeerLost
 
 SHORTEST_WAIT_S = 0.001  # a timeout of 0 means for ever
+CLOCKS_DIFFER_S = 0.01  # gloo's timer counts whole milliseconds and may end before ours
 
 
 class Exchange:
@@ -129,7 +130,7 @@ class Communicator:
                 else:
                     work.wait(timedelta(seconds=max(end - time.monotonic(), SHORTEST_WAIT_S)))
             except RuntimeError as error:
-                raise self._lost(peers, exchange.what, error, time.monotonic() >= end) from error
+                raise self._lost(peers, exchange.what, error, time.monotonic() >= end - CLOCKS_DIFFER_S) from error
 
     def check_idle(self) -> None:
         """Raises ExchangeMisused where an exchange was begun and never waited for."""
