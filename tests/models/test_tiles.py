@@ -36,11 +36,11 @@ make = functools.cache(vaes.make)
 
 @pytest.mark.parametrize(("name", "size"), [pytest.param(n, s, id=f"{n}-{s[0]}x{s[1]}") for n, s in CASES])
 def test_the_pixels_are_those_of_diffusers(name: str, size: tuple[int, int]) -> None:
-    vae = make(name)
+    vae = make(name, torch.float64)  # in float32 the order of sums follows how memory is aligned, on some CPUs
     z = vae.latents(*size)
     ours, theirs = vae.tiled(z), vae.diffusers(z)
     assert ours.shape == theirs.shape
-    assert (ours - theirs).abs().max() <= 1e-6
+    assert (ours - theirs).abs().max() <= 1e-9
     assert theirs.std() > 1e-3
 
 

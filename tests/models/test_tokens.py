@@ -93,7 +93,7 @@ def test_branches_are_forwards_of_their_own_where_several_can_be_under_way(name,
     model, case = CASES[name]
     rows, together, apart = rows_of(model, case), Recorder(), Recorder(concurrency=2)
     predictions = predict(model, rows, together), predict(model, rows, apart)
-    assert (predictions[0] - predictions[1]).abs().max() <= EXACT
+    assert (predictions[0] - predictions[1]).abs().max() <= EXACT * predictions[0].abs().max()
     assert (len(together.results), len(apart.results)) == (num_together, num_apart)
 
 
