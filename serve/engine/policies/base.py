@@ -32,6 +32,8 @@ class Reason(StrEnum):
     HEADROOM = "waits: ranks are kept free for arrivals to be expected"
     FAIR_SHARE = "waits: its tenant has had more than its share"
     MEMORY = "parked: no room in memory"
+    GATHERING = "waits: it needs more ranks than are free, and what ends on them is not followed by other work"
+    NO_LAYOUT = "waits: no layout takes it on these ranks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +73,31 @@ class Prices(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Stepping:
+    """A trajectory in the middle of a step.
+
+    Args:
+        candidate: as it will be after the step; not among those that are planned for.
+        until: when the step is expected to end.
+    """
+
+    candidate: Candidate
+    ranks: Subgroup
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
 class Ranks:
     """Args:
     size: of the replica, a power of two.
     free: those that can be given work now; the others are in the middle of a step.
+    stepping: what the others do. A policy that knows it counts what is still to be done after those steps, and knows
+        when their ranks will be free; one that is not told takes them to be free soon.
     """
 
     size: int
     free: frozenset[int]
+    stepping: tuple[Stepping, ...] = ()
 
     @classmethod
     def all_free(cls, size: int) -> Ranks:
@@ -110,7 +129,11 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One step of a batch on some ranks."""
+    """One step of a batch on some ranks.
+
+    Args:
+        reason: of the first of them; the others are `BATCHED` with it.
+    """
 
     ids: tuple[str, ...]
     ranks: Subgroup
