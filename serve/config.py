@@ -21,6 +21,7 @@ from pydantic import (
 
 from raydiance.models.family import Stage
 from raydiance.models.options import LoadOptions, Offload
+from raydiance.serve.auth_config import AuthConfig
 from raydiance.serve.complaints import complaints
 from raydiance.serve.errors import ConfigError
 from raydiance.serve.parallel_config import ParallelConfig
@@ -193,19 +194,16 @@ class HTTPConfig(Section):
     port: int = Field(8000, ge=0, le=65_535)
     num_replicas: int = Field(1, ge=1, le=64)
     api_key_sha256: Annotated[list[str], BeforeValidator(_as_list)] = Field(
-        default=[], description="hex SHA-256 of the keys that are let in; empty = open, on loopback only"
+        default=[], description="hex SHA-256 of keys of the tenant `default`, beside those in the database"
     )
-
     body_timeout_s: float = Field(60, gt=0, description="the longest that a request's body pauses")
-    open: bool = Field(False, description="serve without keys beyond loopback: something in front of it checks them")
 
-    @model_validator(mode="after")
-    def _keys_when_exposed(self) -> HTTPConfig:
-        if not (self.api_key_sha256 or self.open or self.is_loopback):
-            raise ValueError(f"host {self.host} is reached from outside: set http.api_key_sha256, or http.open=true")
-        if any(len(k) != 64 or set(k.lower()) - set("0123456789abcdef") for k in self.api_key_sha256):
-            raise ValueError("api_key_sha256 takes 64 hex digits a key: printf %s KEY | sha256sum")
-        return self
+    @field_validator("api_key_sha256")
+    @classmethod
+    def _digests(cls, keys: list[str]) -> list[str]:
+        if any(len(k) != 64 or set(k.lower()) - set("0123456789abcdef") for k in keys):
+            raise ValueError("takes 64 hex digits a key: printf %s KEY | sha256sum")
+        return keys
 
     @property
     def is_loopback(self) -> bool:
@@ -230,6 +228,7 @@ class Config(Section):
     webhooks: WebhookConfig = WebhookConfig()
     network: NetworkConfig = NetworkConfig()
     http: HTTPConfig = HTTPConfig()
+    auth: AuthConfig = AuthConfig()
 
     @model_validator(mode="before")
     @classmethod
@@ -247,6 +246,29 @@ class Config(Section):
         if len(set(names)) != len(names):
             raise ValueError(f"models must have distinct names; got {', '.join(names)}")
         return self
+
+    @model_validator(mode="after")
+    def _keys_when_exposed(self) -> Config:
+        if self.auth.mode != "off":
+            return self
+        if self.http.api_key_sha256:
+            raise ValueError(
+                "auth.mode=off lets everybody in, and http.api_key_sha256 names keys: leave one of them out"
+            )
+        if not (self.http.is_loopback or self.auth.allow_anonymous):
+            raise ValueError(
+                f"auth.mode=off with http.host={self.http.host}, which is reached from outside: let it ask for keys "
+                "(auth.mode=keys), or set auth.allow_anonymous=true where something in front of it checks who asks"
+            )
+        return self
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether requests need an API key."""
+        if self.auth.mode != "auto":
+            return self.auth.mode == "keys"
+        is_open = self.http.is_loopback or self.auth.allow_anonymous
+        return bool(self.http.api_key_sha256) or not is_open
 
     def parallel_of(self, model: ModelConfig) -> ParallelConfig:
         return model.parallel or self.parallel

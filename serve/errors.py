@@ -3,6 +3,7 @@
     RaydianceError
     ├── InvalidRequest            400  a field that cannot be honoured; names it
     ├── Unauthorized              401
+    ├── Forbidden                 403  what the caller's tenant may not use; names the field
     ├── NotFound                  404
     ├── TooSlow                   408  the request's body did not come in time
     ├── Conflict                  409  wrong state, or an idempotency key with another body
@@ -52,6 +53,12 @@ class Unauthorized(RaydianceError):
     status = 401
     type = "authentication_error"
     default_code = "invalid_api_key"
+
+
+class Forbidden(RaydianceError):
+    status = 403
+    type = "permission_error"
+    default_code = "not_allowed"
 
 
 class NotFound(RaydianceError):

@@ -53,7 +53,11 @@ class RemoteDispatcher:
 
 @serve.ingress()
 class Gateway:
-    """Serve deployment. Methods take and give plain dicts, so that callers need none of our classes."""
+    """Serve deployment. Methods take and give plain dicts, so that callers need none of our classes.
+
+    Whoever may call them may do everything in this cluster: without a `tenant` they see all and nothing limits them;
+    with one, they act for it.
+    """
 
     def __init__(self, config: Config, dispatchers: Mapping[str, DeploymentHandle[Any]], num_nodes: int) -> None:
         check_storage(config, num_nodes)
@@ -65,40 +69,46 @@ class Gateway:
     def __serve_build_asgi_app__(self) -> FastAPI:
         return create_app(self._service, self._config)
 
-    async def submit(self, request: dict[str, Any], idempotency_key: str | None = None) -> dict[str, Any]:
+    async def submit(
+        self, request: dict[str, Any], idempotency_key: str | None = None, tenant: str | None = None
+    ) -> dict[str, Any]:
         """A job from a native request; raises what HTTP would answer."""
         try:
             parsed = GenerationRequest.model_validate(request)
         except ValidationError as e:
             found = complaints(e.errors(), GenerationRequest)
             raise InvalidRequest("; ".join(map(str, found)), found[0].param or None) from None
-        return (await self._service.submit(parsed, idempotency_key=idempotency_key)).public()
+        return (await self._service.submit(parsed, tenant=tenant, idempotency_key=idempotency_key)).public()
 
-    async def job(self, job_id: str) -> dict[str, Any]:
-        return (await self._service.get(job_id)).public()
+    async def job(self, job_id: str, tenant: str | None = None) -> dict[str, Any]:
+        return (await self._service.get(job_id, tenant=tenant)).public()
 
-    async def cancel(self, job_id: str) -> dict[str, Any]:
-        return (await self._service.cancel(job_id)).public()
+    async def cancel(self, job_id: str, tenant: str | None = None) -> dict[str, Any]:
+        return (await self._service.cancel(job_id, tenant=tenant)).public()
 
-    async def events(self, job_id: str, after: int = 0) -> AsyncIterator[list[dict[str, Any]]]:
+    async def events(
+        self, job_id: str, after: int = 0, tenant: str | None = None
+    ) -> AsyncIterator[list[dict[str, Any]]]:
         """Streams events to the final one."""
-        async for event in self._service.events(job_id, after):
+        async for event in self._service.events(job_id, after, tenant=tenant):
             yield [event.model_dump()]
 
-    async def events_since(self, job_id: str, after: int = 0, wait_s: float = 5.0) -> list[dict[str, Any]]:
+    async def events_since(
+        self, job_id: str, after: int = 0, wait_s: float = 5.0, tenant: str | None = None
+    ) -> list[dict[str, Any]]:
         """Long poll, for callers that cannot stream (Ray Client)."""
-        job = await self._service.get(job_id)
+        job = await self._service.get(job_id, tenant=tenant)
         batch: list[Event] = []
         if not job.state.is_final:
             if job.model not in self._dispatchers:
                 raise Unavailable(f"job {job_id} waits for model '{job.model}', which is not served here now")
             batch = await self._dispatchers[job.model].events_since(job_id, after, wait_s)
-        if not batch and (job := await self._service.get(job_id)).state.is_final:
+        if not batch and (job := await self._service.get(job_id, tenant=tenant)).state.is_final:
             batch = [final_event(job, after)]
         return [event.model_dump() for event in batch]
 
-    async def content(self, job_id: str, index: int = 0, variant: str = "content") -> bytes:
-        artifact = await self._service.artifact(job_id, index, variant)
+    async def content(self, job_id: str, index: int = 0, variant: str = "content", tenant: str | None = None) -> bytes:
+        artifact = await self._service.artifact(job_id, index, variant, tenant=tenant)
         return await self._service.artifacts.get(artifact.key)
 
     async def model_cards(self) -> list[dict[str, Any]]:

@@ -27,8 +27,9 @@ from raydiance.serve.inputs import store_inputs
 from raydiance.serve.request import GenerationRequest
 from raydiance.serve.samples import follow_video, resolve
 from raydiance.serve.storage.artifacts import ArtifactStore
-from raydiance.serve.storage.job import Artifact, Job, JobState, artifact_prefix, new_job_id, now
+from raydiance.serve.storage.job import DEFAULT_TENANT, Artifact, Job, JobState, artifact_prefix, new_job_id, now
 from raydiance.serve.storage.jobs import JobStore
+from raydiance.serve.tenants import Tenants, tier_of
 
 log = logging.getLogger("ray.serve")
 LOST = (RayActorError, DeploymentUnavailableError, BackPressureError)
@@ -50,8 +51,10 @@ class DispatcherHandle(Protocol):
 
 
 class Service:
-    """Args:
-    dispatchers: by model name; the first is the default model.
+    """Where a method takes a `tenant`, another's job is as one that does not exist; None is the operator, who sees all.
+
+    Args:
+        dispatchers: by model name; the first is the default model.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Service:
         self.config = config
         self.jobs = jobs
         self.artifacts = artifacts
+        self.tenants = Tenants(config, jobs)
         self._dispatchers = dict(dispatchers)
         self._cards: dict[str, ModelCard] = {}
 
@@ -95,18 +99,25 @@ class Service:
         return self._cards[name]
 
     async def submit(
-        self, request: GenerationRequest, *, idempotency_key: str | None = None, remixed_from: str | None = None
+        self,
+        request: GenerationRequest,
+        *,
+        tenant: str | None,
+        idempotency_key: str | None = None,
+        remixed_from: str | None = None,
     ) -> Job:
         """Checks everything, stores the inputs and the job, and tells the dispatcher.
 
         Once begun it is done to its end: a caller that goes away leaves a whole job or none, never half of one.
 
         Raises InvalidRequest (naming the field and the limit), NotFound, Conflict (an idempotency key that came with
-        another body), TooManyRequests, Unavailable.
+        another body), Forbidden and TooManyRequests (by the tenant's limits), Unavailable.
         """
-        return await finish(self._submit(request, idempotency_key, remixed_from))
+        return await finish(self._submit(request, tenant, idempotency_key, remixed_from))
 
-    async def _submit(self, request: GenerationRequest, idempotency_key: str | None, remixed_from: str | None) -> Job:
+    async def _submit(
+        self, request: GenerationRequest, tenant: str | None, idempotency_key: str | None, remixed_from: str | None
+    ) -> Job:
         card = await self.card(request.model)
         seed = secrets.randbelow(2**31) if request.seed is None else request.seed
         specs = _resolve(request, card, seed)
@@ -114,10 +125,12 @@ class Service:
             raise InvalidRequest("webhook is refused: this server has no webhooks.secret to sign with", "webhook")
         body_hash = hashlib.sha256(request.model_dump_json().encode()).hexdigest() if idempotency_key else None
         if idempotency_key:
-            earlier = await asyncio.to_thread(self.jobs.find_by_key, idempotency_key, body_hash)
+            owner = tenant or DEFAULT_TENANT
+            earlier = await asyncio.to_thread(self.jobs.find_by_key, idempotency_key, body_hash, owner)
             if earlier is not None:
                 return earlier
         await self._admit()
+        ask = await self.tenants.admit(tenant, card.id, tier_of(request), len(specs), expected_gpu_seconds=0.0)
         kind: Literal["image", "video"] = "video" if specs[0].is_video else "image"
         job_id = new_job_id(kind)
         stored = await store_inputs(
@@ -139,9 +152,10 @@ class Service:
                 specs=[s.to_dict() for s in specs],
                 created_at=now(),
                 remixed_from=remixed_from,
+                tenant=tenant or DEFAULT_TENANT,
             )
             stored_job = await asyncio.to_thread(
-                lambda: self.jobs.create(job, idempotency_key=idempotency_key, body_hash=body_hash)
+                lambda: self.jobs.create(job, idempotency_key=idempotency_key, body_hash=body_hash, ask=ask)
             )
             accepted = stored_job.id == job_id
         finally:
@@ -163,30 +177,33 @@ class Service:
             # the job is in the table: the dispatcher takes up what is unfinished when it is back
             log.warning("dispatcher of '%s' is away; job %s waits in the table: %s", job.model, job.id, e)
 
-    async def get(self, job_id: str) -> Job:
+    async def get(self, job_id: str, *, tenant: str | None) -> Job:
         """Raises NotFound."""
-        return await asyncio.to_thread(self.jobs.get, job_id)
+        return await asyncio.to_thread(self.jobs.get, job_id, tenant)
 
     async def list(
         self,
         *,
+        tenant: str | None,
         kind: str | None = None,
         after: str | None = None,
         limit: int = 20,
         order: Literal["asc", "desc"] = "desc",
     ) -> tuple[list[Job], bool]:
         """One page, and whether there is more. Raises NotFound for an unknown `after`."""
-        return await asyncio.to_thread(lambda: self.jobs.list(kind=kind, after=after, limit=limit, order=order))
+        return await asyncio.to_thread(
+            lambda: self.jobs.list(tenant=tenant, kind=kind, after=after, limit=limit, order=order)
+        )
 
-    async def cancel(self, job_id: str) -> Job:
+    async def cancel(self, job_id: str, *, tenant: str | None) -> Job:
         """The denoiser drops it within one step. A finished job stays as it is."""
-        job = await self.get(job_id)
+        job = await self.get(job_id, tenant=tenant)
         if job.state.is_final:
             return job
         try:
             job = await asyncio.to_thread(self.jobs.cancel, job_id)
         except Conflict:
-            return await self.get(job_id)  # it finished in between
+            return await self.get(job_id, tenant=tenant)  # it finished in between
         if job.model in self._dispatchers:
             try:
                 await self._dispatchers[job.model].cancel(job_id)
@@ -194,17 +211,17 @@ class Service:
                 log.warning("dispatcher of '%s' is away; job %s is cancelled in the table: %s", job.model, job_id, e)
         return job
 
-    async def delete(self, job_id: str) -> Job:
+    async def delete(self, job_id: str, *, tenant: str | None) -> Job:
         """Cancels it if need be, then removes the job and its files."""
-        job = await self.cancel(job_id)
+        job = await self.cancel(job_id, tenant=tenant)
         await self.artifacts.delete_prefix(artifact_prefix(job_id))
         await asyncio.to_thread(self.jobs.delete, job_id)
         return job
 
-    async def events(self, job_id: str, after: int = 0) -> AsyncIterator[Event]:
+    async def events(self, job_id: str, after: int = 0, *, tenant: str | None) -> AsyncIterator[Event]:
         """Events with an id above `after`, to the final one. Survives the dispatcher's death. Raises NotFound."""
         while True:
-            job = await self.get(job_id)
+            job = await self.get(job_id, tenant=tenant)
             dispatcher = self._dispatchers.get(job.model)
             if dispatcher is not None:
                 try:  # an ended job too: what happened just now, previews among it, is still to be had
@@ -223,16 +240,16 @@ class Service:
                 raise Unavailable(f"job {job_id} waits for model '{job.model}', which is not served here now")
             await asyncio.sleep(RECONNECT_S)
 
-    async def wait(self, job_id: str) -> Job:
+    async def wait(self, job_id: str, *, tenant: str | None) -> Job:
         """Returns the job when it has ended."""
-        async for event in self.events(job_id):
+        async for event in self.events(job_id, tenant=tenant):
             if event.is_final:
                 break
-        return await self.get(job_id)
+        return await self.get(job_id, tenant=tenant)
 
-    async def artifact(self, job_id: str, index: int = 0, variant: str = "content") -> Artifact:
+    async def artifact(self, job_id: str, index: int = 0, variant: str = "content", *, tenant: str | None) -> Artifact:
         """Raises NotFound (no such job or sample), Conflict (not finished)."""
-        job = await self.get(job_id)
+        job = await self.get(job_id, tenant=tenant)
         if not job.state.is_final:
             raise Conflict(
                 f"job {job_id} is {job.state.value} ({job.progress}%); its content comes when it completes", "id"

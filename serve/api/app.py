@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 import raydiance
-from raydiance.serve.api import docs, errors, health, images, jobs, models, videos
+from raydiance.serve.api import docs, errors, health, images, jobs, models, usage, videos
 from raydiance.serve.api.middleware import ApiKeys, BodyLimit, BodyTimeout, RequestScope
 from raydiance.serve.config import Config
 
@@ -23,7 +23,7 @@ def create_app(service: Service, config: Config) -> FastAPI:
     # the last one added is the first that a request passes
     app.add_middleware(BodyTimeout, timeout_s=config.http.body_timeout_s)
     app.add_middleware(BodyLimit, max_bytes=config.limits.max_body_bytes)
-    app.add_middleware(ApiKeys, sha256=config.http.api_key_sha256)
+    app.add_middleware(ApiKeys, authenticate=service.tenants.authenticate if config.needs_keys else None)
     app.add_middleware(RequestScope)
     errors.install(app)
     for router in (
@@ -31,8 +31,9 @@ def create_app(service: Service, config: Config) -> FastAPI:
         videos.router(service, config),
         jobs.router(service, config),
         models.router(service),
+        usage.router(service),
         health.router(service),
     ):
         app.include_router(router)
-    docs.install(app, has_keys=bool(config.http.api_key_sha256))
+    docs.install(app, has_keys=config.needs_keys)
     return app

@@ -1,11 +1,11 @@
-"""Headers and path parameters that several routes read."""
+"""Headers, path parameters and the tenant, which several routes read."""
 
 from __future__ import annotations
 
 import re
 from typing import Annotated
 
-from fastapi import Depends, Header, Path
+from fastapi import Depends, Header, Path, Request
 
 from raydiance.serve.complaints import shown
 from raydiance.serve.errors import InvalidRequest, NotFound
@@ -37,5 +37,11 @@ def _idempotency_key(
     return idempotency_key
 
 
+def _tenant(request: Request) -> str | None:
+    tenant: str | None = request.state.tenant  # where the middleware has not set it, nobody gets anything
+    return tenant
+
+
 JobId = Annotated[str, Depends(_job_id)]
 IdempotencyKey = Annotated[str | None, Depends(_idempotency_key)]
+Tenant = Annotated[str | None, Depends(_tenant)]

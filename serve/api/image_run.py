@@ -44,7 +44,7 @@ class ImageRun:
 
     async def wait(self, request: Request) -> ImagesResponse:
         """Raises GenerationFailed, Conflict (cancelled by somebody else), TimedOut."""
-        ended = asyncio.ensure_future(self._service.wait(self._job.id))
+        ended = asyncio.ensure_future(self._service.wait(self._job.id, tenant=self._job.tenant))
         gone = asyncio.ensure_future(_disconnected(request))
         try:
             await asyncio.wait({ended, gone}, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -64,7 +64,7 @@ class ImageRun:
             data=images,
             output_format=self._params.output_format,
             size=f"{specs[0].width}x{specs[0].height}",
-            usage=Usage.of(specs, await self._service.card(job.model), _num_given(job)),
+            usage=Usage.of(specs, await self._service.card(job.model), _num_given(job), job.usage()),
         )
 
     async def _image(self, artifact: Artifact, base_url: str) -> ImageView:
@@ -77,7 +77,7 @@ class ImageRun:
         return sse.EventStream(self._frames(), self._close)
 
     async def _frames(self) -> AsyncIterator[bytes]:
-        events = self._service.events(self._job.id)
+        events = self._service.events(self._job.id, tenant=self._job.tenant)
         async for event in sse.with_heartbeats(events, min(sse.HEARTBEAT_S, self._timeout_s)):
             self._has_ended = event is not None and event.is_final
             if not self._has_ended and time.monotonic() >= self._deadline:
@@ -86,11 +86,13 @@ class ImageRun:
                 yield sse.HEARTBEAT
             elif event.type == "preview":
                 yield self._partial(event.data)
-        job = _completed(await self._service.get(self._job.id))
+        job = _completed(await self._service.get(self._job.id, tenant=self._job.tenant))
         card = await self._service.card(job.model)
         for artifact in _images(job):
-            usage = Usage.of([Spec.from_dict(job.specs[artifact.index])], card, _num_given(job)).model_dump()
-            yield self._encode("completed", await self._read(artifact), artifact.index, usage=usage)
+            used = job.usage(share=1 / len(job.specs))
+            usage = Usage.of([Spec.from_dict(job.specs[artifact.index])], card, _num_given(job), used)
+            data = await self._read(artifact)
+            yield self._encode("completed", data, artifact.index, usage=usage.model_dump())
 
     def _partial(self, preview: dict[str, Any]) -> bytes:
         return self._encode(
@@ -128,7 +130,7 @@ class ImageRun:
     def _close(self) -> None:
         """The caller has what it came for, or is no longer there: nobody waits for unfinished work."""
         if not self._has_ended and not self._keep:
-            spawn(self._service.cancel(self._job.id))
+            spawn(self._service.cancel(self._job.id, tenant=self._job.tenant))
 
 
 def _num_given(job: Job) -> int:

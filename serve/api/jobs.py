@@ -13,7 +13,7 @@ from raydiance.serve.api.body import read_body
 from raydiance.serve.api.content import file_response
 from raydiance.serve.api.docs import EVENT_RESPONSES, FILE_RESPONSES, body_of
 from raydiance.serve.api.fields import FIELDS
-from raydiance.serve.api.headers import IdempotencyKey, JobId, check_id
+from raydiance.serve.api.headers import IdempotencyKey, JobId, Tenant, check_id
 from raydiance.serve.api.schemas import JobContent, JobEvents, JobPage
 from raydiance.serve.api.translate import native_request
 from raydiance.serve.api.views import ErrorBody, JobDeleted, JobList, JobView
@@ -28,56 +28,59 @@ def router(service: Service, config: Config) -> APIRouter:
     routes = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses={"4XX": {"model": ErrorBody}})
 
     @routes.post("", status_code=201, response_model=JobView, openapi_extra=body_of(GenerationRequest, *FIELDS))
-    async def create_job(request: Request, key: IdempotencyKey) -> dict[str, Any]:
+    async def create_job(request: Request, tenant: Tenant, key: IdempotencyKey) -> dict[str, Any]:
         """Accepts a job and returns at once. Files and URLs in fields named for their role join its `inputs`."""
         wanted = native_request(await read_body(request, config.limits))
-        return (await service.submit(wanted, idempotency_key=key)).public()
+        return (await service.submit(wanted, tenant=tenant, idempotency_key=key)).public()
 
     @routes.get("", response_model=JobList)
-    async def list_jobs(page: Annotated[JobPage, Query()]) -> dict[str, Any]:
+    async def list_jobs(tenant: Tenant, page: Annotated[JobPage, Query()]) -> dict[str, Any]:
         after = None if page.after is None else check_id(page.after, "after")
-        jobs, more = await service.list(kind=page.kind, after=after, limit=page.limit, order=page.order)
+        jobs, more = await service.list(tenant=tenant, kind=page.kind, after=after, limit=page.limit, order=page.order)
         ends = {"first_id": jobs[0].id if jobs else None, "last_id": jobs[-1].id if jobs else None}
         return {"data": [job.public() for job in jobs], "has_more": more, **ends}
 
     @routes.get("/{id}", response_model=JobView)
-    async def retrieve_job(id: JobId) -> dict[str, Any]:
-        return (await service.get(id)).public()
+    async def retrieve_job(id: JobId, tenant: Tenant) -> dict[str, Any]:
+        return (await service.get(id, tenant=tenant)).public()
 
     @routes.delete("/{id}", response_model=JobView | JobDeleted)
-    async def delete_job(id: JobId) -> dict[str, Any]:
+    async def delete_job(id: JobId, tenant: Tenant) -> dict[str, Any]:
         """Cancels an unfinished job, and keeps it as cancelled; removes an ended one with its files."""
-        if not (await service.get(id)).state.is_final:
-            return (await service.cancel(id)).public()
-        await service.delete(id)
+        if not (await service.get(id, tenant=tenant)).state.is_final:
+            return (await service.cancel(id, tenant=tenant)).public()
+        await service.delete(id, tenant=tenant)
         return JobDeleted(id=id).model_dump()
 
     @routes.post("/{id}/cancel", response_model=JobView)
-    async def cancel_job(id: JobId) -> dict[str, Any]:
+    async def cancel_job(id: JobId, tenant: Tenant) -> dict[str, Any]:
         """The work stops within one denoising step. An ended job stays as it is."""
-        return (await service.cancel(id)).public()
+        return (await service.cancel(id, tenant=tenant)).public()
 
     @routes.get("/{id}/events", response_class=StreamingResponse, responses=EVENT_RESPONSES)
     async def job_events(
         id: JobId,
+        tenant: Tenant,
         query: Annotated[JobEvents, Query()],
         last_event_id: Annotated[str | None, Header(description="of the last event seen; wins over `after`")] = None,
     ) -> StreamingResponse:
         """Progress, previews and the end, as server-sent events. Resumable: ids grow within a job."""
         after = sse.last_event_id(last_event_id, query.after)
-        await service.get(id)  # an unknown job is a 404, not a stream
-        return sse.EventStream(_frames(service, id, after))
+        await service.get(id, tenant=tenant)  # an unknown job is a 404, not a stream
+        return sse.EventStream(_frames(service, id, tenant, after))
 
     @routes.head("/{id}/content", include_in_schema=False)
     @routes.get("/{id}/content", response_class=Response, responses=FILE_RESPONSES)
-    async def job_content(id: JobId, query: Annotated[JobContent, Query()], request: Request) -> Response:
+    async def job_content(
+        id: JobId, tenant: Tenant, query: Annotated[JobContent, Query()], request: Request
+    ) -> Response:
         """What a job has made: one sample's file."""
-        artifact = await service.artifact(id, query.index, query.variant)
+        artifact = await service.artifact(id, query.index, query.variant, tenant=tenant)
         return await file_response(request, service.artifacts, artifact, f"{id}-{query.index}")
 
     return routes
 
 
-async def _frames(service: Service, job_id: str, after: int) -> AsyncIterator[bytes]:
-    async for event in sse.with_heartbeats(service.events(job_id, after), sse.HEARTBEAT_S):
+async def _frames(service: Service, job_id: str, tenant: str | None, after: int) -> AsyncIterator[bytes]:
+    async for event in sse.with_heartbeats(service.events(job_id, after, tenant=tenant), sse.HEARTBEAT_S):
         yield sse.HEARTBEAT if event is None else sse.encode(event.type, event.data, event.id)

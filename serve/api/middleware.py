@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import logging
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from raydiance.serve.api.errors import error_response, internal_error
-from raydiance.serve.errors import TooLarge, TooSlow, Unauthorized
+from raydiance.serve.errors import RaydianceError, TooLarge, TooSlow, Unauthorized
 
 log = logging.getLogger("ray.serve")
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 MIN_BYTES_PER_S = 32 << 10
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+Authenticate = Callable[[bytes], Awaitable[str]]
 
 
 class RequestScope:
@@ -61,30 +60,32 @@ class RequestScope:
 
 
 class ApiKeys:
-    """Args:
-    sha256: hex digests of the keys that are let in; none = everybody.
+    """Tells whose request it is: `request.state.tenant`, None for the operator, where nobody is asked for a key.
+
+    Args:
+        authenticate: from a key to its tenant; raises Unauthorized. None: no keys are asked for.
     """
 
-    def __init__(self, app: ASGIApp, sha256: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, authenticate: Authenticate | None) -> None:
         self._app = app
-        self._digests = [digest.lower() for digest in sha256]
+        self._authenticate = authenticate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket") or not self._digests or scope["path"] in OPEN_PATHS:
+        if scope["type"] not in ("http", "websocket") or (self._authenticate and scope["path"] in OPEN_PATHS):
             await self._app(scope, receive, send)
             return
-        kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        digest = hashlib.sha256(key.strip().encode("latin-1")).hexdigest()
-        # every digest is compared, so that the time taken tells nothing
-        known = sum([hmac.compare_digest(digest, d) for d in self._digests])
-        if kind.lower() == "bearer" and known:
-            await self._app(scope, receive, send)
-            return
-        missing = not key
-        error = Unauthorized(
-            "an API key is required: send 'Authorization: Bearer KEY'" if missing else "the API key is not known here"
-        )
-        await error_response(error)(scope, receive, send)
+        tenant: str | None = None
+        if self._authenticate is not None:
+            kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+            is_bearer = kind.lower() == "bearer" or not key
+            try:
+                if not is_bearer:
+                    raise Unauthorized("the API key is not known here: send 'Authorization: Bearer KEY'")
+                tenant = await self._authenticate(key.strip().encode("latin-1"))
+            except RaydianceError as e:
+                await error_response(e)(scope, receive, send)
+                return
+        await self._app({**scope, "state": {**scope.get("state", {}), "tenant": tenant}}, receive, send)
 
 
 class BodyLimit:

@@ -33,6 +33,22 @@ class VideoError(BaseModel):
     message: str
 
 
+class GpuSeconds(BaseModel):
+    """Seconds of a device, by stage."""
+
+    text_encode: float
+    denoise: float
+    decode: float
+    total: float
+
+
+class JobUsage(BaseModel):
+    """`cost` is GPU-seconds times the price that was agreed when the job was accepted."""
+
+    gpu_seconds: GpuSeconds
+    cost: float
+
+
 class Video(BaseModel):
     """OpenAI's video object. A cancelled video is `failed` with the error code `cancelled`.
 
@@ -53,6 +69,7 @@ class Video(BaseModel):
     prompt: str
     remixed_from_video_id: str | None
     error: VideoError | None
+    usage: JobUsage | None
 
     @classmethod
     def of(cls, job: Job) -> Video:
@@ -79,6 +96,7 @@ class Video(BaseModel):
             prompt=spec.prompt,
             remixed_from_video_id=job.remixed_from,
             error=error,
+            usage=None if (used := job.usage()) is None else JobUsage.model_validate(used),
         )
 
 
@@ -115,8 +133,10 @@ class JobView(BaseModel):
     outputs: list[dict[str, Any]]
     error: ErrorView | None
     timings: dict[str, float]
+    usage: JobUsage | None
     attempt: int
     remixed_from: str | None
+    tenant: str
     metadata: dict[str, str]
 
 
@@ -142,25 +162,34 @@ class TokenDetails(BaseModel):
 class Usage(BaseModel):
     """What is counted: text in words, once per image; images in the transformer's tokens, i.e. latent patches.
 
-    Each image that was given counts as one of the result's size, whatever the model scales it to.
+    Each image that was given counts as one of the result's size, whatever the model scales it to. `gpu_seconds` and
+    `cost` are ours; null where they are not known.
     """
 
     input_tokens: int
     input_tokens_details: TokenDetails
     output_tokens: int
     total_tokens: int
+    gpu_seconds: GpuSeconds | None
+    cost: float | None
 
     @classmethod
-    def of(cls, specs: list[Spec], card: ModelCard, num_given: int) -> Usage:
+    def of(cls, specs: list[Spec], card: ModelCard, num_given: int, used: dict[str, Any] | None) -> Usage:
         """Args:
         num_given: images that every sample was made from.
+        used: of `Job.usage`, for these specs.
         """
         text = sum(len(s.prompt.split()) + len(s.negative_prompt.split()) for s in specs)
         out = sum(card.num_tokens(s.height, s.width, s.num_frames) for s in specs)
         image = out * num_given
         details = TokenDetails(text_tokens=text, image_tokens=image)
         return cls(
-            input_tokens=text + image, input_tokens_details=details, output_tokens=out, total_tokens=text + image + out
+            input_tokens=text + image,
+            input_tokens_details=details,
+            output_tokens=out,
+            total_tokens=text + image + out,
+            gpu_seconds=None if used is None else GpuSeconds.model_validate(used["gpu_seconds"]),
+            cost=None if used is None else used["cost"],
         )
 
 

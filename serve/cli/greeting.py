@@ -20,7 +20,7 @@ KEY = "RAYDIANCE_API_KEY"
 
 def greeting(server: LocalServer) -> str:
     """A label and a line each. Keys are named by the variable that holds one, and never shown."""
-    url, has_keys = server.url, bool(server.config.http.api_key_sha256)
+    url, has_keys = server.url, server.config.needs_keys
     bearer = f' -H "Authorization: Bearer ${KEY}"' if has_keys else ""
     key = f'os.environ["{KEY}"]' if has_keys else '"none"'
     lines = {"docs": f"{url}/docs"}

@@ -23,6 +23,7 @@ BY_STATUS: dict[int, type[errors.RaydianceError]] = {
     for cls in (
         errors.InvalidRequest,
         errors.Unauthorized,
+        errors.Forbidden,
         errors.NotFound,
         errors.Conflict,
         errors.TooLarge,

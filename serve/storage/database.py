@@ -7,14 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, func, insert, inspect, make_url, select
+from sqlalchemy import URL, Connection, Engine, create_engine, event, func, insert, inspect, make_url, select, update
 from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError, InterfaceError, TimeoutError
 from sqlalchemy.orm import Session
 
 from raydiance.serve.errors import ConfigError, Unavailable
+from raydiance.serve.storage.migrations import STEPS
 from raydiance.serve.storage.tables import Base, SchemaRow
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BUSY_TIMEOUT_S = 30
 _SCHEMA_LOCK = 0x7261_7964  # PostgreSQL advisory lock: one process at a time creates the tables
 
@@ -127,13 +128,18 @@ def _postgresql(url: URL) -> Engine:
 def _ensure_schema(connection: Connection) -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(select(func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
-    if inspect(connection).has_table(SchemaRow.__tablename__):
-        version = connection.scalar(select(SchemaRow.version))
-        if version != SCHEMA_VERSION:
-            raise ConfigError(
-                f"storage.database has schema version {version}; this program knows version {SCHEMA_VERSION}: "
-                "run the newer program or use another database"
-            )
+    if not inspect(connection).has_table(SchemaRow.__tablename__):
+        Base.metadata.create_all(connection)
+        connection.execute(insert(SchemaRow).values(version=SCHEMA_VERSION))
         return
-    Base.metadata.create_all(connection)
-    connection.execute(insert(SchemaRow).values(version=SCHEMA_VERSION))
+    version = connection.scalar(select(SchemaRow.version)) or 0
+    if version > SCHEMA_VERSION:
+        raise ConfigError(
+            f"storage.database has schema version {version}; this program knows version {SCHEMA_VERSION}: "
+            "run the newer program or use another database"
+        )
+    if version < SCHEMA_VERSION:
+        Base.metadata.create_all(connection)  # the tables that are new
+        for step in range(version + 1, SCHEMA_VERSION + 1):
+            STEPS[step](connection)
+        connection.execute(update(SchemaRow).values(version=SCHEMA_VERSION))

@@ -11,6 +11,9 @@ from pydantic import BaseModel, ConfigDict
 
 from raydiance.models.spec import Spec
 from raydiance.serve.request import GenerationRequest
+from raydiance.serve.storage import usage
+
+DEFAULT_TENANT = "default"  # of the operator, and of the keys in http.api_key_sha256
 
 
 class JobState(StrEnum):
@@ -63,7 +66,10 @@ class JobError(BaseModel):
 
 
 class Job(BaseModel):
-    """Times are Unix seconds. `timings` are seconds per stage; `request` is as accepted, with its seed drawn."""
+    """Times are Unix seconds. `timings` are seconds per stage; `request` is as accepted, with its seed drawn.
+
+    `gpu_seconds` by stage and their `cost` are known when it has ended.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -83,6 +89,9 @@ class Job(BaseModel):
     artifacts: list[Artifact] = []
     timings: dict[str, float] = {}
     remixed_from: str | None = None
+    tenant: str = DEFAULT_TENANT
+    gpu_seconds: dict[str, float] = {}
+    cost: float | None = None
 
     def public(self) -> dict[str, Any]:
         """The job as clients see it: no storage keys, no webhook address, times in whole seconds."""
@@ -115,10 +124,16 @@ class Job(BaseModel):
             "outputs": outputs,
             "error": None if self.error is None else self.error.model_dump(),
             "timings": self.timings,
+            "usage": self.usage(),
             "attempt": self.attempt,
             "remixed_from": self.remixed_from,
+            "tenant": self.tenant,
             "metadata": self.request.metadata,
         }
+
+    def usage(self, share: float = 1.0) -> dict[str, Any] | None:
+        """GPU-seconds and cost, of all or a share of it; None until it has ended."""
+        return None if self.cost is None else usage.public(self.gpu_seconds, self.cost, share)
 
     def find(self, index: int = 0, variant: str = "content") -> Artifact | None:
         return next((a for a in self.artifacts if a.index == index and a.variant == variant), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from sqlalchemy import Select, delete, func, select, tuple_, update
@@ -10,17 +10,24 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from raydiance.serve.errors import Conflict, InvalidRequest, NotFound, RaydianceError
-from raydiance.serve.storage.job import TRANSITIONS, Artifact, Job, JobError, JobState, now
+from raydiance.serve.quota import Ask
+from raydiance.serve.storage import usage
+from raydiance.serve.storage.job import DEFAULT_TENANT, TRANSITIONS, Artifact, Job, JobError, JobState, now
+from raydiance.serve.storage.keys import Keys
+from raydiance.serve.storage.ledger import Ledger
 from raydiance.serve.storage.outbox import Outbox
 from raydiance.serve.storage.tables import JobRow
 
 MAX_KEY_CHARS = 255
+KEY_SEPARATOR = "\x1f"
 Jobs = list[Job]  # inside the class, `list` is its method
 FINAL = [s.value for s in JobState if s.is_final]
 
 
-class JobStore(Outbox):
+class JobStore(Outbox, Ledger, Keys):
     """All jobs of one deployment. Synchronous and thread-safe; several processes may share one database.
+
+    Where a method takes a `tenant`, another's job is as one that does not exist; None sees all.
 
     Args:
         url: see `Database`.
@@ -33,20 +40,29 @@ class JobStore(Outbox):
         super().__init__(url)
         self._ended_ttl_s = ended_ttl_s
 
-    def create(self, job: Job, *, idempotency_key: str | None = None, body_hash: str | None = None) -> Job:
-        """Store a new job. With a key that was used before, the earlier job is returned.
+    def create(
+        self, job: Job, *, idempotency_key: str | None = None, body_hash: str | None = None, ask: Ask | None = None
+    ) -> Job:
+        """Store a new job and charge its tenant. With a key that the tenant used before, its earlier job is returned.
+
+        Args:
+            ask: what is charged, if the limits of its tenant let it in; None: nothing is expected or checked.
 
         Raises:
             Conflict: the key was used with another body (`param` is "Idempotency-Key"), or the job's id is taken.
             InvalidRequest: the key is empty or longer than 255 characters.
+            Forbidden, TooManyRequests: see `Ledger.check`. Of a tenant, one job is let in after the other, whatever
+                process stores it.
         """
-        if idempotency_key is not None and not 1 <= len(idempotency_key) <= MAX_KEY_CHARS:
-            raise InvalidRequest(f"the key takes 1 to {MAX_KEY_CHARS} characters", "Idempotency-Key")
+        key = None if idempotency_key is None else scoped_key(job.tenant, idempotency_key)
+        ask = ask or Ask(None, job.model, "", len(job.specs))
         try:
             with self._writing() as session:
-                session.add(JobRow.from_job(job, idempotency_key, body_hash))
+                session.add(JobRow.from_job(job, key, body_hash))
+                session.flush()  # a key that was used before is no matter of limits
+                self._accept(session, job.id, job.tenant, ask)
         except IntegrityError as e:
-            return self._earlier(job, idempotency_key, body_hash, e)
+            return self._earlier(job, key, body_hash, e)
         return job
 
     def _earlier(self, job: Job, key: str | None, body_hash: str | None, cause: IntegrityError) -> Job:
@@ -56,15 +72,15 @@ class JobStore(Outbox):
                 raise Conflict(f"job '{job.id}' exists already") from cause
             return _same_body(row, body_hash).to_job()
 
-    def get(self, job_id: str) -> Job:
+    def get(self, job_id: str, tenant: str | None = None) -> Job:
         """The job as it is now. Raises NotFound."""
         with self._reading() as session:
-            return _row(session, job_id).to_job()
+            return _row(session, job_id, tenant).to_job()
 
-    def find_by_key(self, idempotency_key: str, body_hash: str | None) -> Job | None:
-        """The job that was accepted with this key. Raises Conflict if that was with another body."""
+    def find_by_key(self, idempotency_key: str, body_hash: str | None, tenant: str = DEFAULT_TENANT) -> Job | None:
+        """The tenant's job that was accepted with this key. Raises Conflict if that was with another body."""
         with self._reading() as session:
-            row = session.scalar(_by_key(idempotency_key))
+            row = session.scalar(_by_key(scoped_key(tenant, idempotency_key)))
             return None if row is None else _same_body(row, body_hash).to_job()
 
     def list(
@@ -72,6 +88,7 @@ class JobStore(Outbox):
         *,
         kind: str | None = None,
         state: str | None = None,
+        tenant: str | None = None,
         after: str | None = None,
         limit: int = 20,
         order: Literal["asc", "desc"] = "desc",
@@ -82,12 +99,10 @@ class JobStore(Outbox):
             NotFound: `after` names no job.
         """
         place = tuple_(JobRow.created_at, JobRow.id)
-        query = _only(select(JobRow), kind=kind, state=state)
+        query = _only(select(JobRow), kind=kind, state=state, tenant=tenant)
         with self._reading() as session:
             if after is not None:
-                last = session.get(JobRow, after)
-                if last is None:
-                    raise NotFound(f"there is no job '{after}'", "after")
+                last = _row(session, after, tenant, "after")
                 here = (last.created_at, last.id)
                 query = query.where(place > here if order == "asc" else place < here)
             if order == "asc":
@@ -106,12 +121,25 @@ class JobStore(Outbox):
         return self._move(job_id, JobState.QUEUED, progress=0, started_at=None)
 
     def complete(
-        self, job_id: str, *, artifacts: Sequence[Artifact], timings: dict[str, float], expires_at: float | None
+        self,
+        job_id: str,
+        *,
+        artifacts: Sequence[Artifact],
+        timings: dict[str, float],
+        expires_at: float | None,
+        gpu_seconds: Mapping[str, float] | None = None,
     ) -> Job:
-        """in_progress -> completed. `timings` in seconds, `expires_at` in Unix seconds. Raises NotFound, Conflict."""
+        """in_progress -> completed. Raises NotFound, Conflict.
+
+        Args:
+            timings: in seconds.
+            expires_at: in Unix seconds.
+            gpu_seconds: used, by stage (`usage.STAGES`); None: as far as `timings` tell.
+        """
         return self._move(
             job_id,
             JobState.COMPLETED,
+            usage.from_timings(timings) if gpu_seconds is None else gpu_seconds,
             progress=100,
             completed_at=now(),
             expires_at=expires_at,
@@ -119,13 +147,17 @@ class JobStore(Outbox):
             timings=timings,
         )
 
-    def fail(self, job_id: str, error: JobError) -> Job:
-        """queued or in_progress -> failed. Raises NotFound, Conflict."""
-        return self._end(job_id, JobState.FAILED, error=error.model_dump(mode="json"))
+    def fail(self, job_id: str, error: JobError, gpu_seconds: Mapping[str, float] | None = None) -> Job:
+        """queued or in_progress -> failed. Raises NotFound, Conflict.
 
-    def cancel(self, job_id: str) -> Job:
-        """queued or in_progress -> cancelled. Raises NotFound, Conflict."""
-        return self._end(job_id, JobState.CANCELLED)
+        Args:
+            gpu_seconds: used until then, by stage, if that is known; `charge` can tell it later.
+        """
+        return self._end(job_id, JobState.FAILED, gpu_seconds, error=error.model_dump(mode="json"))
+
+    def cancel(self, job_id: str, gpu_seconds: Mapping[str, float] | None = None) -> Job:
+        """queued or in_progress -> cancelled; `gpu_seconds` as for `fail`. Raises NotFound, Conflict."""
+        return self._end(job_id, JobState.CANCELLED, gpu_seconds)
 
     def set_progress(self, job_id: str, progress: int) -> None:
         """Percent. Ignored unless the job is in progress and `progress` is ahead of what is stored.
@@ -167,27 +199,39 @@ class JobStore(Outbox):
         with self._reading() as session:
             return [row.to_job() for row in session.scalars(query.order_by(JobRow.expires_at).limit(limit))]
 
-    def _end(self, job_id: str, to: JobState, **values: Any) -> Job:
+    def _end(self, job_id: str, to: JobState, gpu_seconds: Mapping[str, float] | None, **values: Any) -> Job:
         at = now()
-        return self._move(job_id, to, completed_at=at, expires_at=at + self._ended_ttl_s, **values)
+        return self._move(job_id, to, gpu_seconds, completed_at=at, expires_at=at + self._ended_ttl_s, **values)
 
-    def _move(self, job_id: str, to: JobState, **values: Any) -> Job:
+    def _move(self, job_id: str, to: JobState, gpu_seconds: Mapping[str, float] | None = None, **values: Any) -> Job:
         sources = [s.value for s, targets in TRANSITIONS.items() if to in targets]
         moving = update(JobRow).where(JobRow.id == job_id, JobRow.state.in_(sources))
         with self._writing() as session:
             row = session.scalars(moving.values(state=to.value, **values).returning(JobRow)).one_or_none()
             if row is None:
                 raise _refusal(_row(session, job_id).state, job_id, to.value)
+            if to.is_final:
+                self._book_end(session, row, gpu_seconds)
             job = row.to_job()
             if to.is_final and job.request.webhook is not None:
                 self._enqueue(session, job.id, job.request.webhook, f"{job.kind}.{to.value}")
             return job
 
 
-def _row(session: Session, job_id: str) -> JobRow:
+def scoped_key(tenant: str, idempotency_key: str) -> str:
+    """What is stored of a tenant's key. The default tenant's are stored as they are, as before there were others.
+
+    Raises InvalidRequest.
+    """
+    if not 1 <= len(idempotency_key) <= MAX_KEY_CHARS or KEY_SEPARATOR in idempotency_key:
+        raise InvalidRequest(f"the key takes 1 to {MAX_KEY_CHARS} characters, none of control", "Idempotency-Key")
+    return idempotency_key if tenant == DEFAULT_TENANT else f"{tenant}{KEY_SEPARATOR}{idempotency_key}"
+
+
+def _row(session: Session, job_id: str, tenant: str | None = None, param: str = "id") -> JobRow:
     row = session.get(JobRow, job_id)
-    if row is None:
-        raise NotFound(f"there is no job '{job_id}'", "id")
+    if row is None or tenant not in (None, row.tenant):
+        raise NotFound(f"there is no job '{job_id}'", param)
     return row
 
 

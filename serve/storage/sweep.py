@@ -23,6 +23,8 @@ _JOB_FILE = re.compile(r"(?P<job_id>[^/]+)/(?P<name>[^/]+)")
 async def sweep(jobs: JobStore, artifacts: ArtifactStore, now: float) -> int:
     """Remove the files and rows of all jobs that have expired at `now` (Unix seconds); returns how many.
 
+    Charges that count no longer go too.
+
     Raises:
         Unavailable: one of the stores does not work; what is left is for the next sweep.
     """
@@ -36,6 +38,7 @@ async def sweep(jobs: JobStore, artifacts: ArtifactStore, now: float) -> int:
             except NotFound:  # another sweep was faster
                 continue
             removed += 1
+    await asyncio.to_thread(jobs.forget_charges, now)
     return removed
 
 

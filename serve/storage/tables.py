@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, Double, ForeignKey, Index, Text
+from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Index, Text, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from raydiance.serve.storage.job import Job
+from raydiance.serve.storage.job import DEFAULT_TENANT, Job
 
 
 class Base(DeclarativeBase):
@@ -16,6 +16,7 @@ class Base(DeclarativeBase):
         float: Double,
         dict[str, Any]: JSON(none_as_null=True),
         list[dict[str, Any]]: JSON,
+        list[str]: JSON(none_as_null=True),
         dict[str, float]: JSON,
     }
 
@@ -30,6 +31,7 @@ class JobRow(Base):
     __tablename__ = "jobs"
     __table_args__ = (
         Index("ix_jobs_created", "created_at", "id"),
+        Index("ix_jobs_tenant", "tenant", "created_at", "id"),
         Index("ix_jobs_state", "state", "model", "created_at"),
         Index("ix_jobs_expires", "expires_at"),
     )
@@ -50,7 +52,10 @@ class JobRow(Base):
     artifacts: Mapped[list[dict[str, Any]]]
     timings: Mapped[dict[str, float]]
     remixed_from: Mapped[str | None]
-    idempotency_key: Mapped[str | None] = mapped_column(unique=True)
+    tenant: Mapped[str] = mapped_column(server_default=DEFAULT_TENANT)
+    gpu_seconds: Mapped[dict[str, float]] = mapped_column(server_default=text("'{}'"))
+    cost: Mapped[float | None]
+    idempotency_key: Mapped[str | None] = mapped_column(unique=True)  # with its tenant: see jobs.scoped_key
     body_hash: Mapped[str | None]
 
     @classmethod
@@ -76,3 +81,75 @@ class WebhookRow(Base):
     due_at: Mapped[float]
     created_at: Mapped[float]
     last_error: Mapped[str | None]
+
+
+class TenantRow(Base):
+    """Whoever keys are given to, and what they may use: see `quota.Limits`."""
+
+    __tablename__ = "tenants"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    concurrency: Mapped[int | None]
+    gpu_seconds_per_minute: Mapped[float | None]
+    gpu_seconds_per_day: Mapped[float | None]
+    monthly_budget: Mapped[float | None]
+    allowed_models: Mapped[list[str] | None]
+    allowed_tiers: Mapped[list[str] | None]
+    weight: Mapped[float]
+    created_at: Mapped[float]
+
+
+class ApiKeyRow(Base):
+    """One key, of which only the hash and the last characters are known."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant: Mapped[str] = mapped_column(ForeignKey("tenants.name"), index=True)
+    sha256: Mapped[str] = mapped_column(unique=True)
+    last4: Mapped[str]
+    label: Mapped[str]
+    created_at: Mapped[float]
+    revoked_at: Mapped[float | None]
+
+
+class ChargeRow(Base):
+    """What one job is charged. It outlives its job: who deletes a job takes nothing out of its minute.
+
+    `charged_s` counts in the second `charged_at` (acceptance), `excess_s` in the second `settled_at` (the job's end).
+    """
+
+    __tablename__ = "charges"
+    __table_args__ = (
+        Index("ix_charges_charged", "tenant", "charged_at"),
+        Index("ix_charges_settled", "tenant", "settled_at"),
+        Index("ix_charges_old", "settled_at"),
+    )
+
+    job_id: Mapped[str] = mapped_column(primary_key=True)
+    tenant: Mapped[str]
+    model: Mapped[str]
+    num_samples: Mapped[int]
+    price: Mapped[float]
+    expected_s: Mapped[float]
+    charged_at: Mapped[int] = mapped_column(BigInteger)
+    charged_s: Mapped[float]
+    settled_at: Mapped[int | None] = mapped_column(BigInteger)
+    excess_s: Mapped[float]
+    gpu_seconds: Mapped[dict[str, float]]
+
+
+class UsageRow(Base):
+    """Sums over the jobs of a tenant that ended on one day, UTC."""
+
+    __tablename__ = "usage"
+
+    tenant: Mapped[str] = mapped_column(primary_key=True)
+    day: Mapped[str] = mapped_column(primary_key=True)
+    model: Mapped[str] = mapped_column(primary_key=True)
+    requests: Mapped[int]
+    text_encode: Mapped[float]
+    denoise: Mapped[float]
+    decode: Mapped[float]
+    gpu_seconds: Mapped[float]
+    cost: Mapped[float]

@@ -85,7 +85,7 @@ async def test_a_caller_that_goes_away_leaves_a_whole_job_or_none(tmp_path: Path
     noise = np.random.default_rng(0).integers(0, 256, (400, 400, 3), dtype=np.uint8)
     source = Source(url="data:image/png;base64," + base64.b64encode(imaging.encode_image(noise)).decode())
     wanted = GenerationRequest(prompt="a ball", inputs=[ImageInput(source=source)])
-    caller = asyncio.ensure_future(service.submit(wanted))
+    caller = asyncio.ensure_future(service.submit(wanted, tenant=None))
     await asyncio.sleep(leaves_after_s)
     caller.cancel()
     await asyncio.wait({caller})

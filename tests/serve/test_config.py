@@ -56,11 +56,37 @@ def test_a_broken_file_is_refused(tmp_path: Path, text: str) -> None:
         load_config({}, file)
 
 
+@pytest.mark.parametrize(
+    ("values", "needs_keys"),
+    [
+        ({}, False),
+        ({"http.host": "::1"}, False),
+        ({"http.api_key_sha256": "0" * 64}, True),
+        ({"http.host": "0.0.0.0"}, True),
+        ({"http.host": "0.0.0.0", "http.api_key_sha256": "0" * 64, "auth.allow_anonymous": True}, True),
+        ({"http.host": "0.0.0.0", "auth.allow_anonymous": "true"}, False),
+        ({"http.host": "0.0.0.0", "auth.allow_anonymous": True, "auth.mode": "off"}, False),
+        ({"auth.mode": "keys"}, True),
+        ({"auth.mode": "off"}, False),
+        ({"auth": {"mode": False}}, False),
+    ],
+)
+def test_who_needs_a_key(values: dict[str, Any], needs_keys: bool) -> None:
+    assert load_config(values).needs_keys is needs_keys
+
+
+def test_off_as_yaml_reads_it(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("auth: {mode: off}\nhttp: {host: 0.0.0.0}\n")
+    with pytest.raises(ConfigError, match=r"auth\.allow_anonymous"):
+        load_config({}, file)
+
+
 def test_an_open_server_listens_on_loopback_only() -> None:
-    with pytest.raises(ConfigError, match="api_key_sha256"):
-        load_config({"http.host": "0.0.0.0"})
-    assert load_config({"http.host": "0.0.0.0", "http.api_key_sha256": "0" * 64}).http.host == "0.0.0.0"
-    assert load_config({"http.host": "0.0.0.0", "http.open": True}).http.open
+    with pytest.raises(ConfigError, match=r"auth\.mode=off with http\.host=0\.0\.0\.0.*auth\.allow_anonymous=true"):
+        load_config({"http.host": "0.0.0.0", "auth.mode": "off"})
+    with pytest.raises(ConfigError, match=r"http\.api_key_sha256 names keys"):
+        load_config({"http.api_key_sha256": "0" * 64, "auth.mode": "off"})
 
 
 def test_secrets_do_not_show() -> None:
@@ -79,10 +105,8 @@ def test_secrets_do_not_show() -> None:
         ({"denoiser.max_batch_size": 0}, "denoiser.max_batch_size must be at least 1 (got 0)"),
         ({"http.port": "http"}, "http.port must be an integer (got 'http')"),
         ({"http": 3}, "http must be a mapping of names to values (got a number)"),
-        (
-            {"http.host": "0.0.0.0"},
-            "http: host 0.0.0.0 is reached from outside: set http.api_key_sha256, or http.open=true",
-        ),
+        ({"http.host": "0.0.0.0", "auth.mode": "off"}, "auth.mode=off with http.host=0.0.0.0, which is reached"),
+        ({"auth.mode": "maybe"}, "auth.mode must be auto, off or keys (got 'maybe')"),
         (
             {"http.port": "x", "denoiser.num_gpus": -1},
             "denoiser.num_gpus must be at least 0 (got -1); http.port must be",

@@ -100,7 +100,7 @@ def test_unknown_routes(http: httpx.Client, method: str, path: str, status: int,
 def test_an_error_that_nobody_foresaw(
     server: Any, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(job_id: str) -> None:
+    def broken(job_id: str, tenant: str | None) -> None:
         raise ZeroDivisionError("secret detail")
 
     monkeypatch.setattr(server.service.jobs, "get", broken)
@@ -115,7 +115,7 @@ def test_an_error_that_nobody_foresaw(
 def test_an_error_in_a_stream_is_its_last_event(
     server: Any, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def broken(job_id: str, after: int) -> Any:
+    async def broken(job_id: str, after: int, tenant: str | None) -> Any:
         raise ZeroDivisionError("secret detail")
         yield
 

@@ -214,7 +214,7 @@ def test_processes_may_create_the_database_together(url: str, race: Race) -> Non
 def test_a_newer_schema_is_refused(store: JobStore, url: str) -> None:
     with create_engine(url).begin() as connection:
         connection.execute(text("UPDATE raydiance_schema SET version = 99"))
-    with pytest.raises(ConfigError, match=r"schema version 99.*knows version 1"):
+    with pytest.raises(ConfigError, match=r"schema version 99.*knows version 2"):
         JobStore(url)
 
 

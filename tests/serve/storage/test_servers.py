@@ -17,11 +17,15 @@ from typing import Any
 
 import obstore
 import pytest
+from sqlalchemy import create_engine, make_url, text
+from tests.serve.storage.test_ledger import RACE
+from tests.serve.storage.test_migrations import check_migration
 
 from raydiance.serve.errors import ConfigError, Conflict, InvalidRequest, NotFound, Unavailable
 from raydiance.serve.storage.artifacts import ArtifactStore
 from raydiance.serve.storage.job import Artifact, Job, JobState, artifact_prefix, now
 from raydiance.serve.storage.jobs import JobStore
+from raydiance.serve.storage.keys import digest_of
 from raydiance.serve.storage.sweep import ORPHAN_AGE_S, remove_orphans, sweep
 
 pytestmark = pytest.mark.slow
@@ -231,6 +235,56 @@ result = [won, seen]
     assert all(seen == results[0][1] for _, seen in results)
     assert all(jobs.get(j).state is JobState.CANCELLED for j in created)
     assert len(jobs.due_webhooks(now(), limit=100)) == 40
+
+
+def test_limits_in_postgresql(jobs: JobStore, postgres: str, make_job: MakeJob, race: Any) -> None:
+    jobs.set_tenant("acme", concurrency=7, gpu_seconds_per_minute=9.0, gpu_seconds_per_day=7.0, monthly_budget=90.0)
+    _, secret = jobs.create_key("acme", "of PostgreSQL")
+    assert jobs.find_key(digest_of(secret.encode())) == "acme"
+    assert sum(race(RACE, 4, postgres, make_job().model_dump_json())) == 7
+    mine, more = jobs.list(tenant="acme", limit=100)
+    assert (len(mine), more) == (7, False)
+    for job in mine:
+        jobs.start(job.id)
+        jobs.complete(job.id, artifacts=[], timings={}, expires_at=None, gpu_seconds={"denoise": 0.5})
+    jobs.charge(mine[0].id, {"denoise": 1.5})
+    [used] = jobs.usage(start="2000-01-01", end="9999-12-31", tenant="acme", group_by=("model",))
+    assert (used.requests, used.gpu_seconds["denoise"], used.cost) == (7, 4.5, 4.5)
+    with pytest.raises(NotFound):
+        jobs.get(mine[0].id, "globex")
+    for job in mine:
+        jobs.delete(job.id)
+
+
+def test_settling_at_once_in_postgresql(jobs: JobStore, postgres: str, make_job: MakeJob, race: Any) -> None:
+    """Many processes add to one sum, and none of them is lost."""
+    jobs.set_tenant("busy")
+    template = make_job().model_copy(update={"tenant": "busy"}).model_dump_json()
+    script = """
+store = JobStore(args[0])
+for i in range(25):
+    job = Job.model_validate_json(args[1]).model_copy(update={"id": f"image_busy_{who}_{i}"})
+    store.create(job)
+    store.cancel(job.id, {"decode": 1.0})
+    store.charge(job.id, {"decode": 2.0})
+result = 0
+"""
+    race(script, 4, postgres, template)
+    [used] = jobs.usage(start="2000-01-01", end="9999-12-31", tenant="busy", group_by=())
+    assert (used.requests, used.gpu_seconds["decode"]) == (100, 200.0)
+
+
+def test_a_database_of_the_first_release_in_postgresql(postgres: str, make_job: MakeJob) -> None:
+    server = create_engine(make_url(postgres).set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT")
+    with server.connect() as connection:
+        connection.execute(text("CREATE DATABASE old"))
+    server.dispose()
+    url = make_url(postgres).set(database="old")
+    engine = create_engine(url.set(drivername="postgresql+psycopg"))
+    try:
+        check_migration(engine, url.render_as_string(hide_password=False), make_job)
+    finally:
+        engine.dispose()
 
 
 def test_no_server_is_a_configuration_error() -> None:
