@@ -1,0 +1,81 @@
+"""Ranks that are left when everyone who can be stepped is: where do they buy most? Pure."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+from itertools import count
+
+from raydiance.serve.engine.policies.draft import Batch, Draft
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """A batch on twice its ranks, or halved with the other half on as many more: both take `degree` ranks."""
+
+    is_split: bool
+    seconds: float
+    bought_per_gpu_s: float
+
+
+def spend(draft: Draft) -> None:
+    """Gives the ranks that are left where they buy most time for deadlines per GPU-second; then to those without."""
+    if draft.room.num_free == 0:
+        return
+    turns = count()
+    moves: list[tuple[bool, float, int, Batch]] = []
+
+    def offer(batch: Batch) -> None:
+        move = _best(draft, batch)
+        if move is not None:
+            heapq.heappush(moves, (not batch.is_kept, -move.bought_per_gpu_s, next(turns), batch))
+
+    for batch in draft.batches:
+        offer(batch)
+    while moves and draft.room.num_free:
+        batch = heapq.heappop(moves)[-1]
+        move = _best(draft, batch)  # there may be less room by now
+        if move is None:
+            continue
+        if move.is_split:
+            offer(_split(draft, batch, move.seconds))
+        else:
+            draft.room.double(batch.degree)
+            batch.degree, batch.seconds = 2 * batch.degree, move.seconds
+        offer(batch)
+
+
+def _best(draft: Draft, batch: Batch) -> _Move | None:
+    """What ends its step soonest; None where nothing does, or there is no room."""
+    degree, num_rows = batch.degree, len(batch.needs)
+    if draft.room.num_free < degree or not all(draft.may_take(need, degree) for need in batch.needs):
+        return None
+    found = []
+    if num_rows > 1 and draft.room.fits(degree):
+        half = draft.steps.seconds(batch.num_tokens, (num_rows + 1) // 2, batch.num_branches, degree)
+        found.append((half, True))
+    if draft.room.doubles(degree):
+        double = draft.steps.seconds(batch.num_tokens, num_rows, batch.num_branches, 2 * degree)
+        found.append((double, False))
+    faster = [(seconds, is_split) for seconds, is_split in found if seconds is not None and seconds < batch.seconds]
+    if not faster:
+        return None
+    seconds, is_split = min(faster)
+    more = degree * (2 * seconds - batch.seconds)
+    bought = num_rows * (batch.seconds - seconds)
+    return _Move(is_split, seconds, bought / more if more > 0 else math.inf)
+
+
+def _split(draft: Draft, batch: Batch, seconds: float) -> Batch:
+    """Its latter half, on ranks of its own."""
+    middle = (len(batch.needs) + 1) // 2
+    batch.needs, latter = batch.needs[:middle], batch.needs[middle:]
+    batch.seconds = seconds
+    batch.sum_tokens = sum(need.kind.num_tokens for need in batch.needs)
+    latest = min(need.latest for need in latter)
+    tokens = sum(need.kind.num_tokens for need in latter)
+    draft.room.take(batch.degree)
+    other = Batch(latter, batch.degree, seconds, batch.num_tokens, batch.num_branches, tokens, latest)
+    draft.batches.append(other)
+    return other
