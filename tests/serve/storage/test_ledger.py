@@ -262,7 +262,7 @@ from raydiance.serve.quota import Ask
 from raydiance.serve.errors import TooManyRequests
 store, result = JobStore(args[0]), 0
 for i in range(20):
-    job = Job.model_validate_json(args[1]).model_copy(update={"id": f"image_{who}_{i}", "tenant": "acme"})
+    job = Job.model_validate_json(args[1]).model_copy(update={"id": f"image_acme_{who}_{i}", "tenant": "acme"})
     try:
         store.create(job, ask=Ask("acme", "tiny", "standard", 1, 1.0))
         result += 1

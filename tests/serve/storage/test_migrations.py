@@ -15,7 +15,6 @@ from raydiance.serve.storage.job import Job, JobState
 from raydiance.serve.storage.jobs import JobStore
 
 MakeJob = Callable[..., Job]
-NEW = {"tenant", "gpu_seconds", "cost"}
 
 
 @pytest.fixture
@@ -43,7 +42,7 @@ def make_old(engine: Engine, jobs: list[Job], **columns: Any) -> None:
     with engine.begin() as connection:
         connection.execute(insert(VERSION).values(version=1))
         for i, job in enumerate(jobs):
-            values = job.model_dump(mode="json", exclude=NEW)
+            values = {name: value for name, value in job.model_dump(mode="json").items() if name in JOBS.c}
             connection.execute(insert(JOBS).values(**values, **(columns if i == 0 else {})))
 
 
