@@ -183,7 +183,7 @@ def test_a_policy_sees_how_long_one_waits_and_how_long_one_has_run() -> None:
 def test_the_mean_wait_at_one_server_is_that_of_the_formula() -> None:
     """Pollaczek and Khinchine, for service times that are all the same: wait = load x service / (2 (1 - load))."""
     for load in (0.5, 0.8):
-        trace = poisson(60_000, load / 2, 7, Mix((Ask("16x16", 2),)))
+        trace = poisson(40_000, load / 2, 7, Mix((Ask("16x16", 2),)))
         done = Simulation(trace, FIFO, SECOND, one_token, 1, stint_s=10.0).run()
         waits = [o.latency_s - 2 for o in done.outcomes]
         assert fmean(waits) == pytest.approx(load * 2 / (2 * (1 - load)), rel=0.1)
@@ -205,9 +205,9 @@ def test_steps_planned_at_once_change_nothing_where_nothing_else_comes() -> None
 def test_whole_traces_add_up_and_come_out_the_same_again(
     make: Callable[..., list[Arrival]], policy: Policy, stint_s: float
 ) -> None:
-    trace, prices = make(900, 0.15, 3, MIXES["wan"]), Roofline(WAN.model)
+    trace, prices = make(500, 0.15, 3, MIXES["wan"]), Roofline(WAN.model)
     done = run(trace, policy, prices, 8, stint_s)
-    assert len(done.outcomes) == len(trace) > 50
+    assert len(done.outcomes) == len(trace) > 20
     steps = sum(stint.num_steps * len(stint.assignment.ids) for stint in done.stints)
     assert steps == sum(a.steps * a.num for a in trace)
     assert run(trace, policy, prices, 8, stint_s) == done
