@@ -135,7 +135,7 @@ def _counters(session: Session, tenant: str, limits: Limits, at: float) -> Count
     if limits.gpu_seconds_per_minute is not None:
         for second, amount in ((charges.charged_at, charges.charged_s), (charges.settled_at, charges.excess_s)):
             recent = select(second, func.sum(amount)).where(own, second > int(at) - MINUTE_S).group_by(second)
-            minute += [(int(s), float(a)) for s, a in session.execute(recent)]
+            minute += [(int(s or 0), float(a)) for s, a in session.execute(recent)]
     today, first = _day(at), month_start(at).date().isoformat()
     if limits.gpu_seconds_per_day is not None:
         day = _sum(session, UsageRow.gpu_seconds, UsageRow.tenant == tenant, UsageRow.day == today) + (expected_s or 0)
