@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -22,8 +23,10 @@ from raydiance.parallel.groups import Groups, open_groups
 from raydiance.parallel.mesh import Layout, Mesh, Subgroup
 from raydiance.parallel.schedule import SCHEDULES, Schedule
 from raydiance.parallel.tokens import ShardedTokens
-from raydiance.serve.engine.orders import Standing
-from raydiance.serve.engine.rounds import Part, round_of, shape_of
+from raydiance.serve.engine.parts import Part, Wave
+from raydiance.serve.engine.planner import Planner
+from raydiance.serve.engine.policies.base import Candidate, Rules
+from raydiance.serve.engine.policies.registry import policy
 from raydiance.serve.engine.ways import Costs, Limits, Shape, Way
 
 DEADLINE_S = 60.0
@@ -110,7 +113,7 @@ def _nothing_sent(_self: Communicator, _what: str, sends: Any, receives: Any) ->
 
 
 class Chosen:
-    """What the engine does: costs are measured at warm-up, then a round of the cheapest ways is made.
+    """What the engine does: costs are measured at warm-up, then what it plans is done in the cheapest ways.
 
     Args:
     limits: `Limits(cfg=1)` and all ranks for a sequence that has to be sharded.
@@ -122,10 +125,10 @@ class Chosen:
         row = setting.row
         branches = 2 if row.forwards == "pair" else 1
         requests = 2 if row.forwards == "requests" else 1
-        self.standings = [Standing(0, 1, i, row.num_tokens, branches) for i in range(requests)]
+        waiting = [Candidate(str(i), i, row.num_tokens, branches, remaining_steps=1) for i in range(requests)]
         self.costs = Costs(limits)
         inputs = row.inputs(0)
-        shape = shape_of(self.standings[:1])
+        shape = waiting[0].shape
         sizes = [size for size in (setting.world, 1) if size >= smallest]
         for size in sizes:
             for way in limits.ways(size, shape):
@@ -133,7 +136,13 @@ class Chosen:
         if requests == 2:
             for way in limits.ways(setting.world, Shape(row.num_tokens, num_batches=2)):
                 self._measure(Shape(row.num_tokens, num_batches=2), way, inputs)
-        self.waves = round_of(self.standings, setting.world, self.costs, max_batch_size=1, max_batch_tokens=1 << 30)
+        self.waves: list[Wave] = []
+        planner = Planner(policy(), self.costs, Rules(max_batch_size=1))
+        while waiting:
+            wave, _ = planner.next(0.0, waiting, setting.world)
+            self.waves.append([_of(part, waiting) for part in wave])
+            stepped = {i for part in wave for batch in part.batches for i in batch}
+            waiting = [candidate for i, candidate in enumerate(waiting) if i not in stepped]
 
     def __call__(self, forwards: Sequence[Inputs]) -> list[torch.Tensor | None]:
         """Of each forward its output; None where another rank has it."""
@@ -154,6 +163,11 @@ class Chosen:
     def _measure(self, shape: Shape, way: Way, inputs: Sequence[Inputs]) -> None:
         mesh = Mesh(Subgroup(0 if way.layout.size > 1 else self.setting.rank, way.layout.size), way.layout)
         self.costs.record(shape, way, measured(lambda: self.sharded.step(inputs, mesh, way.schedule)))
+
+
+def _of(part: Part, waiting: Sequence[Candidate]) -> Part:
+    """With the numbers of the requests, in place of their places among those that waited."""
+    return replace(part, batches=tuple(tuple(int(waiting[i].id) for i in batch) for batch in part.batches))
 
 
 def measured(step: Callable[[], object]) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 import ray
 from ray import serve
 from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
 from raydiance.models import registry, resolve
@@ -26,6 +27,7 @@ from raydiance.serve.stages.placement import decoder_placement, placement
 
 log = logging.getLogger("ray.serve")
 APP_NAME = "raydiance"
+ROUTER = "raydiance.serve.stages.router.WorkRouter"
 UNBOUNDED = 1_000_000  # the queue is the jobs table, bounded by limits.max_queued_jobs; none of it waits in Serve
 
 
@@ -111,8 +113,11 @@ class Binder:
         if (card := _card(model)) is not None:
             check_layout(parallel, card)
         device = "cpu" if parallel.gpus > 1 else _device(config)  # of the coordinator, where there are ranks
-        options = placement(config, parallel)
-        return self._deploy(cls, model, config.num_replicas, device, options, model, config, device, parallel)
+        options = placement(config, parallel) | {
+            "request_router_config": RequestRouterConfig(request_router_class=ROUTER)
+        }
+        args = model, config, device, parallel, self._config.scheduling
+        return self._deploy(cls, model, config.num_replicas, device, options, *args)
 
     def _decoder(self, cls: type, model: ModelConfig, config: Config) -> Any:
         """On as many GPUs as are configured."""

@@ -25,6 +25,7 @@ from raydiance.serve.auth_config import AuthConfig
 from raydiance.serve.complaints import complaints
 from raydiance.serve.errors import ConfigError
 from raydiance.serve.parallel_config import ParallelConfig
+from raydiance.serve.scheduling_config import SchedulingConfig
 from raydiance.serve.section import Section
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -53,6 +54,7 @@ class ModelConfig(Section):
         {}, description="used where a request is silent: height, num_inference_steps, …"
     )
     quantization: dict[str, dict[str, Any]] = Field({}, description="component -> {backend: torchao, …}, at load")
+    cost_profile: str | None = Field(None, description="of `raydiance calibrate`; left out: measured at every start")
     parallel: ParallelConfig | None = Field(None, description="of this model alone; null: the one of all models")
 
     @property
@@ -223,6 +225,7 @@ class Config(Section):
     denoiser: DenoiserConfig = DenoiserConfig()
     parallel: ParallelConfig = ParallelConfig()
     vae_decoder: VAEDecoderConfig = VAEDecoderConfig()
+    scheduling: SchedulingConfig = SchedulingConfig()
     storage: StorageConfig = StorageConfig()
     limits: LimitsConfig = LimitsConfig()
     webhooks: WebhookConfig = WebhookConfig()

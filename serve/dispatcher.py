@@ -11,23 +11,34 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 
+from raydiance.models import resolve
 from raydiance.models.card import ModelCard
+from raydiance.models.spec import Spec
 from raydiance.serve.background import detached
+from raydiance.serve.backlog import Backlog
 from raydiance.serve.chores import Chores
 from raydiance.serve.config import Config, ModelConfig
-from raydiance.serve.errors import Conflict, NotFound, Unavailable
+from raydiance.serve.desk import Desk
+from raydiance.serve.engine.cost_fit import fit
+from raydiance.serve.engine.cost_model import CostModel
+from raydiance.serve.engine.cost_profile import ProfileError, identity_of, load_profile
+from raydiance.serve.errors import ConfigError, Conflict, NotFound, Unavailable
 from raydiance.serve.events import Event
 from raydiance.serve.feed import Feed
-from raydiance.serve.slots import Slots
+from raydiance.serve.pricer import Pricer, Quote
+from raydiance.serve.request import GenerationRequest
+from raydiance.serve.stages import warm_up
 from raydiance.serve.stages.walk import Stages, Walk
 from raydiance.serve.storage.artifacts import ArtifactStore
 from raydiance.serve.storage.check import check_storage
-from raydiance.serve.storage.job import Job, JobError, JobState, artifact_prefix, now
+from raydiance.serve.storage.job import Artifact, Job, JobError, JobState, artifact_prefix, now
 from raydiance.serve.storage.jobs import JobStore
 
 log = logging.getLogger("ray.serve")
@@ -56,8 +67,16 @@ class Dispatcher:
         self._artifacts = ArtifactStore(config.storage.artifacts)
         self._feeds: dict[str, Feed] = {}
         self._walks: dict[str, asyncio.Task[None]] = {}
+        self._profile = _profile(config, model)
         self._reasons: dict[str, str] = {}  # why a job has to be started again
-        self._slots = Slots(config.denoiser.max_active * config.denoiser.num_replicas)
+        num_replicas, scheduling = config.denoiser.num_replicas, config.scheduling
+        self._backlog = Backlog(
+            num_replicas=num_replicas,
+            lead_s=scheduling.lead_s,
+            max_active=config.denoiser.max_active * num_replicas,
+            patience_s=scheduling.patience_s,
+        )
+        self._desk = Desk(scheduling, self._backlog, num_replicas)
         self._warm: asyncio.Future[ModelCard] = asyncio.get_running_loop().create_future()
         self._background = [asyncio.ensure_future(self._start())]
         if chores:
@@ -69,7 +88,9 @@ class Dispatcher:
         while not self._warm.done():
             try:
                 card = ModelCard.from_dict(await self._stages.card())
-                await self._stages.warm_up(card)
+                samples = await warm_up.measured(self._stages, card, prefix := f"warm-up/{self._model.id}")
+                await self._artifacts.delete_prefix(prefix)
+                self._desk.open(Pricer(card, self._profile or fit(samples), self._config.parallel_of(self._model).gpus))
                 self._warm.set_result(card)
             except RayError as e:
                 log.warning("warm-up of '%s' is tried again: %s", self._model.id, e)
@@ -93,7 +114,8 @@ class Dispatcher:
                 continue
             if job.attempt >= MAX_ATTEMPTS and job.state is JobState.IN_PROGRESS:
                 reason = self._reasons.pop(job.id, "the process that ran it died each time")
-                await self._fail(job.id, f"started {job.attempt} times and never finished: {reason}")
+                message = f"started {job.attempt} times and never finished: {reason}"
+                await self._fail(job.id, JobError(message=message[:1000]))
                 continue
             if job.state is JobState.IN_PROGRESS:
                 job = await asyncio.to_thread(self._jobs.requeue, job.id)
@@ -103,6 +125,23 @@ class Dispatcher:
     async def card(self) -> ModelCard | None:
         """None until the warm-up generation has come through."""
         return self._warm.result() if self._warm.done() else None
+
+    async def quote(self, request: GenerationRequest, specs: list[dict[str, Any]]) -> Quote:
+        """What a request would take, and when it would be done. Nothing is done for it."""
+        return self._desk.quote(request, [Spec.from_dict(values) for values in specs])
+
+    async def admit(self, job_id: str, request: GenerationRequest, specs: list[dict[str, Any]]) -> Quote:
+        """The same; where it is let in, room is kept for the job, which is to be stored and told of (`enqueue`)."""
+        return self._desk.admit(job_id, request, [Spec.from_dict(values) for values in specs])
+
+    async def withdraw(self, job_id: str) -> None:
+        """A job that was let in and will not come."""
+        if job_id not in self._walks:
+            self._desk.leave(job_id)
+
+    async def why(self, job_id: str) -> str | None:
+        """What a job waits for, in words; None where it does not wait here."""
+        return self._backlog.why(job_id)
 
     async def enqueue(self, job_id: str) -> None:
         """Takes up a job of the table. Twice is once."""
@@ -114,7 +153,7 @@ class Dispatcher:
             return
         feed = self._feed(job)
         feed.publish("queued", {"progress": 0})
-        task = detached(self._walk(job.id, len(job.specs), feed))
+        task = detached(self._walk(job, feed))
         self._walks[job.id] = task
         task.add_done_callback(lambda _: self._end(job.id))
 
@@ -133,46 +172,92 @@ class Dispatcher:
         if job_id not in self._walks:  # it may have been taken up again
             self._feeds.pop(job_id, None)
 
-    async def _walk(self, job_id: str, num_samples: int, feed: Feed) -> None:
+    async def _walk(self, job: Job, feed: Feed) -> None:
         """The whole life of one job, to its final event."""
         try:
-            ended = await self._end_of(job_id, num_samples, feed)
+            ended = await self._end_of(job, feed)
         except Unavailable as e:  # it is not final in the table, so the next look there takes it up again
-            log.warning("job %s: storage is away, to be taken up again: %s", job_id, e)
-            self._reasons[job_id] = str(getattr(e, "cause", None) or e)
+            log.warning("job %s: storage is away, to be taken up again: %s", job.id, e)
+            self._reasons[job.id] = str(getattr(e, "cause", None) or e)
             return
-        self._reasons.pop(job_id, None)
+        finally:
+            self._desk.leave(job.id)
+        self._reasons.pop(job.id, None)
         if ended is None:
-            feed.publish("cancelled", {"id": job_id, "status": "cancelled"})  # deleted meanwhile
+            feed.publish("cancelled", {"id": job.id, "status": "cancelled"})  # deleted meanwhile
         elif ended.state is JobState.COMPLETED:
             feed.publish("completed", ended.public())
         elif ended.state.is_final:
             feed.publish("failed" if ended.state is JobState.FAILED else "cancelled", ended.public())
 
-    async def _end_of(self, job_id: str, num_samples: int, feed: Feed) -> Job | None:
+    async def _end_of(self, job: Job, feed: Feed) -> Job | None:
         """The ended job; None if it was deleted. Raises Unavailable when that could not be written."""
+        deadline_s = None if job.request.deadline_s is None else job.created_at + job.request.deadline_s - now()
         try:
-            return await self._run(job_id, num_samples, feed)
+            async with asyncio.timeout(deadline_s):
+                return await self._run(job, feed)
+        except TimeoutError:
+            message = f"it was not done within deadline_s={job.request.deadline_s:g}, after which nobody wants it"
+            return await self._fail(job.id, JobError(message=message, param="deadline_s", code="deadline_exceeded"))
         except asyncio.CancelledError:
-            return await self._lookup(job_id)
+            return await self._lookup(job.id)
         except Unavailable:
             raise
+        except (Conflict, NotFound):
+            return await self._lookup(job.id)  # cancelled, deleted, or another's
         except Exception as e:
-            log.exception("job %s failed", job_id)
+            log.exception("job %s failed", job.id)
             cause = getattr(e, "cause", None) or e
-            return await self._fail(job_id, f"{type(cause).__name__}: {cause}")
+            return await self._fail(job.id, JobError(message=f"{type(cause).__name__}: {cause}"[:1000]))
 
-    async def _run(self, job_id: str, num_samples: int, feed: Feed) -> Job | None:
-        waited_from = time.monotonic()
-        async with self._slots.take(num_samples):
-            try:
-                job = await asyncio.to_thread(self._jobs.start, job_id)
-            except (Conflict, NotFound):
-                return await self._lookup(job_id)  # cancelled, deleted, or another's
-            feed.publish("started", {"progress": 0, "attempt": job.attempt})
-            walk = Walk(self._stages, await self._warm, job, feed, lambda p: self._jobs.set_progress(job_id, p))
-            artifacts, timings = await walk.run()
+    async def _run(self, job: Job, feed: Feed) -> Job | None:
+        """Raises Conflict or NotFound where it is no longer to be done."""
+        waited_from, card = time.monotonic(), await self._warm
+        samples = self._desk.enter(job)
+        started: list[asyncio.Task[Job]] = []
+
+        async def begin() -> Job:
+            """Once, when its first sample has its turn."""
+            if not started:
+                started.append(asyncio.ensure_future(self._start_job(job.id, feed)))
+            return await asyncio.shield(started[0])
+
+        @asynccontextmanager
+        async def turn(index: int, share: float) -> AsyncIterator[None]:
+            whole = samples[index]
+            async with self._backlog.turn(self._desk.left(whole, whole.seconds * share)):
+                yield
+
+        walk = Walk(
+            self._stages,
+            card,
+            job,
+            feed,
+            lambda p: self._jobs.set_progress(job.id, p),
+            begin=begin,
+            turns=turn,
+            terms=[sample.terms for sample in samples],
+            prices_s=[sample.seconds for sample in samples],
+            lease_s=self._config.scheduling.lease_s,
+        )
+        artifacts, timings = await walk.run()
+        self._learn(job, walk, timings)
         timings["total_s"] = time.monotonic() - waited_from
+        return await self._complete(job.id, walk, artifacts, timings)
+
+    async def _start_job(self, job_id: str, feed: Feed) -> Job:
+        job = await asyncio.to_thread(self._jobs.start, job_id)
+        feed.publish("started", {"progress": 0, "attempt": job.attempt})
+        return job
+
+    def _learn(self, job: Job, walk: Walk, timings: dict[str, float]) -> None:
+        if self._desk.pricer is not None:
+            for values, busy_s in zip(job.specs, walk.busy_s, strict=True):
+                self._desk.pricer.observe(Spec.from_dict(values), busy_s, timings)
+
+    async def _complete(
+        self, job_id: str, walk: Walk, artifacts: list[Artifact], timings: dict[str, float]
+    ) -> Job | None:
         try:
             return await asyncio.to_thread(
                 lambda: self._jobs.complete(
@@ -180,15 +265,17 @@ class Dispatcher:
                     artifacts=artifacts,
                     timings={k: round(v, 4) for k, v in timings.items()},
                     expires_at=now() + self._config.storage.artifact_ttl_s,
+                    gpu_seconds=walk.gpu_seconds,
+                    decisions=walk.decisions,
                 )
             )
         except (Conflict, NotFound):  # cancelled or deleted in the last moment: its files go too
             await self._artifacts.delete_prefix(artifact_prefix(job_id))
             return await self._lookup(job_id)
 
-    async def _fail(self, job_id: str, reason: str) -> Job | None:
+    async def _fail(self, job_id: str, error: JobError) -> Job | None:
         try:
-            return await asyncio.to_thread(self._jobs.fail, job_id, JobError(message=reason[:1000]))
+            return await asyncio.to_thread(self._jobs.fail, job_id, error)
         except (Conflict, NotFound):
             return await self._lookup(job_id)
 
@@ -234,10 +321,29 @@ class Dispatcher:
         return await feed.read(after, min(wait_s, POLL_S))
 
     async def stats(self) -> dict[str, Any]:
-        return {"walking": len(self._walks), "feeds": len(self._feeds)}
+        pricer = self._desk.pricer
+        return {
+            "walking": len(self._walks),
+            "feeds": len(self._feeds),
+            "waiting": len(self._backlog.waiting),
+            "active": len(self._backlog.active),
+            "price_error": None if pricer is None else pricer.error(),
+        }
 
     def check_health(self) -> None:
         """Serve replaces the dispatcher when one of its background tasks has died."""
         for task in self._background:
             if task.done() and not task.cancelled() and task.exception() is not None:
                 raise RuntimeError(f"a background task of the dispatcher died: {task.exception()!r}")
+
+
+def _profile(config: Config, model: ModelConfig) -> CostModel | None:
+    """Of `models[].cost_profile`; raises ConfigError where it is of something else."""
+    if model.cost_profile is None:
+        return None
+    folder = resolve.resolve(model.path, model.revision)
+    try:
+        identity = identity_of(folder, model.load_options, config.denoiser.num_threads)
+        return load_profile(Path(model.cost_profile), identity).model
+    except ProfileError as e:
+        raise ConfigError(f"models[].cost_profile: {e}") from e

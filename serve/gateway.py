@@ -18,6 +18,7 @@ from raydiance.serve.complaints import complaints
 from raydiance.serve.config import Config
 from raydiance.serve.errors import InvalidRequest, Unavailable
 from raydiance.serve.events import Event
+from raydiance.serve.pricer import Quote
 from raydiance.serve.request import GenerationRequest
 from raydiance.serve.service import Service, final_event
 from raydiance.serve.storage.artifacts import ArtifactStore
@@ -34,6 +35,21 @@ class RemoteDispatcher:
     async def card(self) -> ModelCard | None:
         card: ModelCard | None = await call(self._handle, "card")
         return card
+
+    async def quote(self, request: GenerationRequest, specs: list[dict[str, Any]]) -> Quote:
+        quote: Quote = await call(self._handle, "quote", request, specs)
+        return quote
+
+    async def admit(self, job_id: str, request: GenerationRequest, specs: list[dict[str, Any]]) -> Quote:
+        quote: Quote = await call(self._handle, "admit", job_id, request, specs)
+        return quote
+
+    async def withdraw(self, job_id: str) -> None:
+        await call(self._handle, "withdraw", job_id)
+
+    async def why(self, job_id: str) -> str | None:
+        reason: str | None = await call(self._handle, "why", job_id)
+        return reason
 
     async def enqueue(self, job_id: str) -> None:
         await call(self._handle, "enqueue", job_id)
@@ -73,15 +89,17 @@ class Gateway:
         self, request: dict[str, Any], idempotency_key: str | None = None, tenant: str | None = None
     ) -> dict[str, Any]:
         """A job from a native request; raises what HTTP would answer."""
-        try:
-            parsed = GenerationRequest.model_validate(request)
-        except ValidationError as e:
-            found = complaints(e.errors(), GenerationRequest)
-            raise InvalidRequest("; ".join(map(str, found)), found[0].param or None) from None
-        return (await self._service.submit(parsed, tenant=tenant, idempotency_key=idempotency_key)).public()
+        return (await self._service.submit(_parsed(request), tenant=tenant, idempotency_key=idempotency_key)).public()
 
     async def job(self, job_id: str, tenant: str | None = None) -> dict[str, Any]:
         return (await self._service.get(job_id, tenant=tenant)).public()
+
+    async def quote(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What a native request would take, and when it would be done."""
+        return await self._service.quote(_parsed(request))
+
+    async def why(self, job_id: str, tenant: str | None = None) -> dict[str, Any]:
+        return await self._service.why(job_id, tenant=tenant)
 
     async def cancel(self, job_id: str, tenant: str | None = None) -> dict[str, Any]:
         return (await self._service.cancel(job_id, tenant=tenant)).public()
@@ -116,3 +134,12 @@ class Gateway:
 
     async def ready(self) -> bool:
         return await asyncio.wait_for(self._service.ready(), 30)
+
+
+def _parsed(request: dict[str, Any]) -> GenerationRequest:
+    """Raises InvalidRequest."""
+    try:
+        return GenerationRequest.model_validate(request)
+    except ValidationError as e:
+        found = complaints(e.errors(), GenerationRequest)
+        raise InvalidRequest("; ".join(map(str, found)), found[0].param or None) from None

@@ -8,12 +8,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from raydiance.models.inputs import IMAGE_ROLES, STANDARD, ImageRole, Role
 from raydiance.models.spec import Task
+from raydiance.serve.engine.policies.base import Tier
 
 ImageFormat = Literal["png", "webp", "jpeg"]
 VideoFormat = Literal["mp4", "webm"]
 IMAGE_FORMATS: tuple[ImageFormat, ...] = get_args(ImageFormat)
 MAX_SAMPLES = 10
 MAX_PREVIEWS = 3
+MAX_SECONDS = 30 * 86_400.0
 
 
 class Strict(BaseModel):
@@ -37,6 +39,26 @@ class FamilyParameters(Strict):
 
 
 FAMILY_PARAMETERS: tuple[str, ...] = tuple(FamilyParameters.model_fields)
+
+
+class Scheduling(Strict):
+    """On what terms a request is done. Every route that generates takes them by these names."""
+
+    service_tier: Tier | None = Field(
+        None, description="interactive, standard or batch; left out: interactive where the caller waits, else standard"
+    )
+    slo_s: float | None = Field(
+        None, gt=0, le=MAX_SECONDS, description="seconds in which it should be done; left out: by tier and size"
+    )
+    deadline_s: float | None = Field(
+        None, gt=0, le=MAX_SECONDS, description="seconds after which nobody wants it: it is dropped then"
+    )
+    group: str | None = Field(
+        None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="an agent's round, a campaign: see /v1/groups"
+    )
+
+
+SCHEDULING: tuple[str, ...] = tuple(Scheduling.model_fields)
 
 
 class Source(Strict):
@@ -113,7 +135,7 @@ def _metadata(values: dict[str, str]) -> dict[str, str]:
     return values
 
 
-class GenerationRequest(FamilyParameters):
+class GenerationRequest(FamilyParameters, Scheduling):
     """One job: a prompt, its inputs, and `n` samples that differ in their seed alone.
 
     What is left out takes the model's default. `seed` of sample i is `seed + i`; without a seed one is drawn and kept.

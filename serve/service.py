@@ -10,8 +10,8 @@ import asyncio
 import hashlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Literal, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, TypeVar
 
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
@@ -21,9 +21,11 @@ from raydiance.models.spec import FieldError, Spec
 from raydiance.serve import clips, media
 from raydiance.serve.background import finish
 from raydiance.serve.config import Config
+from raydiance.serve.engine.policies.base import meaning_of
 from raydiance.serve.errors import Conflict, InvalidRequest, NotFound, TooManyRequests, Unavailable
 from raydiance.serve.events import Event
 from raydiance.serve.inputs import store_inputs
+from raydiance.serve.pricer import Quote
 from raydiance.serve.request import GenerationRequest
 from raydiance.serve.samples import follow_video, resolve
 from raydiance.serve.storage.artifacts import ArtifactStore
@@ -32,6 +34,7 @@ from raydiance.serve.storage.jobs import JobStore
 from raydiance.serve.tenants import Tenants, tier_of
 
 log = logging.getLogger("ray.serve")
+T = TypeVar("T")
 LOST = (RayActorError, DeploymentUnavailableError, BackPressureError)
 RECONNECT_S = 0.5
 SHEET_FRAMES = 25
@@ -45,6 +48,10 @@ class DispatcherHandle(Protocol):
     """The calls of `serve.dispatcher.Dispatcher`, over whatever carries them."""
 
     async def card(self) -> ModelCard | None: ...
+    async def quote(self, request: GenerationRequest, specs: list[dict[str, Any]]) -> Quote: ...
+    async def admit(self, job_id: str, request: GenerationRequest, specs: list[dict[str, Any]]) -> Quote: ...
+    async def withdraw(self, job_id: str) -> None: ...
+    async def why(self, job_id: str) -> str | None: ...
     async def enqueue(self, job_id: str) -> None: ...
     async def cancel(self, job_id: str) -> None: ...
     def events(self, job_id: str, after: int) -> AsyncIterator[list[Event]]: ...
@@ -129,20 +136,21 @@ class Service:
             earlier = await asyncio.to_thread(self.jobs.find_by_key, idempotency_key, body_hash, owner)
             if earlier is not None:
                 return earlier
-        await self._admit()
-        ask = await self.tenants.admit(tenant, card.id, tier_of(request), len(specs), expected_gpu_seconds=0.0)
+        await self._check_room()
         kind: Literal["image", "video"] = "video" if specs[0].is_video else "image"
         job_id = new_job_id(kind)
-        stored = await store_inputs(
-            request,
-            prefix=artifact_prefix(job_id),
-            limits=self.config.limits,
-            network=self.config.network,
-            artifacts=self.artifacts,
-            allow_artifacts=remixed_from is not None,
-        )
+        quote = await self._admit(job_id, card.id, request, specs)
         accepted = False
         try:
+            ask = await self.tenants.admit(tenant, card.id, tier_of(request), len(specs), quote.gpu_seconds)
+            stored = await store_inputs(
+                request,
+                prefix=artifact_prefix(job_id),
+                limits=self.config.limits,
+                network=self.config.network,
+                artifacts=self.artifacts,
+                allow_artifacts=remixed_from is not None,
+            )
             specs = _resolve(stored, card, seed)  # now that a given video is known
             job = Job(
                 id=job_id,
@@ -153,6 +161,7 @@ class Service:
                 created_at=now(),
                 remixed_from=remixed_from,
                 tenant=tenant or DEFAULT_TENANT,
+                group_id=request.group,
             )
             stored_job = await asyncio.to_thread(
                 lambda: self.jobs.create(job, idempotency_key=idempotency_key, body_hash=body_hash, ask=ask)
@@ -160,15 +169,58 @@ class Service:
             accepted = stored_job.id == job_id
         finally:
             if not accepted:  # refused, or answered by an earlier job of the same key
+                await self._withdraw(card.id, job_id)
                 await self.artifacts.delete_prefix(artifact_prefix(job_id))
         if accepted:
             await self._tell(job)
         return stored_job
 
-    async def _admit(self) -> None:
+    async def quote(self, request: GenerationRequest) -> dict[str, Any]:
+        """What a request would take, and when it would be done; nothing is done. Raises as `submit` for its fields."""
+        card = await self.card(request.model)
+        specs = _resolve(request, card, 0 if request.seed is None else request.seed)
+        quote = await self._ask(card.id, lambda it: it.quote(request, [spec.to_dict() for spec in specs]))
+        return quote.public(self.config.auth.gpu_second_price) | {"model": card.id, "n": len(specs)}
+
+    async def why(self, job_id: str, *, tenant: str | None) -> dict[str, Any]:
+        """Where a job is, what it waits for, and how often what was decided of its samples. Raises NotFound."""
+        job = await self.get(job_id, tenant=tenant)
+        waits = None
+        if not job.state.is_final and job.model in self._dispatchers:
+            waits = await self._ask(job.model, lambda it: it.why(job_id))
+        decisions = [{"decision": name, "meaning": meaning_of(name), "count": n} for name, n in job.decisions.items()]
+        return {"id": job.id, "object": "job.why", "status": job.state.value, "waits": waits, "decisions": decisions}
+
+    async def _check_room(self) -> None:
         limit = self.config.limits.max_queued_jobs
         if await asyncio.to_thread(self.jobs.count_unfinished) >= limit:
             raise TooManyRequests(f"{limit} jobs are waiting already (limits.max_queued_jobs)", retry_after_s=5)
+
+    async def _admit(self, job_id: str, model: str, request: GenerationRequest, specs: Sequence[Spec]) -> Quote:
+        """Raises TooManyRequests where it cannot be done in time, Unavailable."""
+        quote = await self._ask(model, lambda it: it.admit(job_id, request, [spec.to_dict() for spec in specs]))
+        if not quote.is_admitted:
+            goal, late = quote.target, quote.finish - quote.target.due
+            what = "deadline_s" if goal.deadline < goal.slo else "slo_s"
+            raise TooManyRequests(
+                f"it would be done {max(late, 0):.1f} s too late, or make others late: {what} and service_tier "
+                f"'{goal.tier}' leave {goal.due - now():.1f} s, {quote.starts_in_s:.1f} s of work come first, and it "
+                f"takes {quote.latency_s:.1f} s alone",
+                quote.retry_after_s,
+            )
+        return quote
+
+    async def _withdraw(self, model: str, job_id: str) -> None:
+        try:
+            await self._dispatchers[model].withdraw(job_id)
+        except LOST as e:
+            log.warning("dispatcher of '%s' is away, and forgets job %s by itself: %s", model, job_id, e)
+
+    async def _ask(self, model: str, question: Callable[[DispatcherHandle], Awaitable[T]]) -> T:
+        try:
+            return await question(self._dispatchers[model])
+        except LOST as e:
+            raise Unavailable(f"the dispatcher of '{model}' is away; try again in a few seconds") from e
 
     async def _tell(self, job: Job) -> None:
         try:

@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 
 from raydiance.serve.config import Config
+from raydiance.serve.engine.policies.base import Tier
 from raydiance.serve.errors import Unauthorized
 from raydiance.serve.quota import Ask
 from raydiance.serve.request import GenerationRequest
@@ -17,11 +18,11 @@ from raydiance.serve.storage.keys import digest_of
 
 KEY_CACHE_S = 5.0  # how long a revoked key may still be let in
 MAX_CACHED_KEYS = 4096
-DEFAULT_TIER = "standard"
+DEFAULT_TIER: Tier = "standard"
 
 
-def tier_of(request: GenerationRequest) -> str:
-    return str(getattr(request, "service_tier", None) or DEFAULT_TIER)
+def tier_of(request: GenerationRequest) -> Tier:
+    return request.service_tier or DEFAULT_TIER
 
 
 class Tenants:

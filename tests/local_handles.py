@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 
@@ -26,6 +28,13 @@ class LocalHandle:
         if inspect.isasyncgenfunction(method):
             return _Stream(method, args)
         return asyncio.ensure_future(_call(method, args))
+
+    @asynccontextmanager
+    async def choose_replica(self, **_hints: Any) -> AsyncIterator[Any]:
+        yield SimpleNamespace(replica_id="here")
+
+    def dispatch(self, _replica: Any, *args: Any) -> Any:
+        return self.remote(*args)
 
 
 async def _call(method: Any, args: tuple[Any, ...]) -> Any:

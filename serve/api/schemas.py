@@ -6,7 +6,14 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from raydiance.serve.request import MAX_PREVIEWS, MAX_SAMPLES, FamilyParameters, ImageFormat, VideoFormat
+from raydiance.serve.request import (
+    MAX_PREVIEWS,
+    MAX_SAMPLES,
+    FamilyParameters,
+    ImageFormat,
+    Scheduling,
+    VideoFormat,
+)
 
 MAX_PAGE = 100
 
@@ -15,7 +22,7 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Sampling(FamilyParameters):
+class Sampling(FamilyParameters, Scheduling):
     """Parameters of diffusion itself, on every route that generates. Left out, they take the model's defaults."""
 
     seed: int | None = Field(None, description="the same seed gives the same pixels; sample i uses seed + i")

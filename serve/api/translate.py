@@ -14,7 +14,7 @@ from raydiance.serve.api.schemas import ImageEdit, ImageGeneration, ImageParamet
 from raydiance.serve.api.validation import validate
 from raydiance.serve.complaints import shown
 from raydiance.serve.errors import InvalidRequest
-from raydiance.serve.request import FAMILY_PARAMETERS, GenerationRequest, ImageInput, TextInput
+from raydiance.serve.request import FAMILY_PARAMETERS, SCHEDULING, GenerationRequest, ImageInput, TextInput
 from raydiance.serve.samples import infer_task
 from raydiance.serve.storage.job import Job
 
@@ -87,6 +87,7 @@ def _image_request(params: ImageParameters, given: Given, **rest: Any) -> Genera
             **_sampling(params),
             **rest,
             **_size(params.size),
+            "service_tier": params.service_tier or "interactive",  # somebody waits for the answer
             "model": params.model,
             "prompt": params.prompt,
             "inputs": given.inputs,
@@ -133,8 +134,8 @@ def remix_request(source: Job, prompt: str) -> GenerationRequest:
 
 
 def _sampling(params: Sampling) -> dict[str, Any]:
-    names = ("seed", "num_inference_steps", "guidance_scale", "negative_prompt", "strength", *FAMILY_PARAMETERS)
-    return {name: getattr(params, name) for name in names}
+    names = ("seed", "num_inference_steps", "guidance_scale", "negative_prompt", "strength")
+    return {name: getattr(params, name) for name in (*names, *FAMILY_PARAMETERS, *SCHEDULING)}
 
 
 def _size(size: str) -> dict[str, int]:

@@ -12,7 +12,7 @@ import torch
 from raydiance.parallel.mesh import Mesh, Subgroup, powers_of_two
 from raydiance.serve.engine.fleet import Fleet, RanksLost
 from raydiance.serve.engine.orders import Report, Start, Turn
-from raydiance.serve.engine.rounds import shape_of
+from raydiance.serve.engine.parts import shape_of
 from raydiance.serve.engine.ways import Costs, Shape, Way
 
 log = logging.getLogger("ray.serve")

@@ -12,67 +12,37 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
+
+import torch
 
 from raydiance.serve.engine.calibrate import calibrate
 from raydiance.serve.engine.fleet import Fleet, RanksLost
-from raydiance.serve.engine.orders import Outcome, Report, Standing, Start, Turn, Wish
-from raydiance.serve.engine.rounds import Part, Wave, round_of
-from raydiance.serve.engine.ways import Costs
+from raydiance.serve.engine.members import Listener, Member, Update
+from raydiance.serve.engine.orders import Report, Standing, Start, Turn
+from raydiance.serve.engine.parts import Part
+from raydiance.serve.engine.planner import Planner
+from raydiance.serve.engine.served import Served
+from raydiance.serve.engine.ways import Costs, Shape
 
 log = logging.getLogger("ray.serve")
+Work = list[tuple[Part, list[list[Member]]]]
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
-    """After every step: how far it is and what was wished for; or what it raised when it began or was stepped alone."""
-
-    step_index: int
-    num_steps: int
-    outcome: Outcome | None
-    error: Exception | None = None
-
-    @property
-    def is_done(self) -> bool:
-        return self.outcome is not None and self.outcome.result is not None
-
-
-class Listener(Protocol):
-    """Whoever submitted a trajectory; called in the loop's thread."""
-
-    def wish(self, step_index: int) -> Wish:
-        """What it wants to see after the step that ends at `step_index`."""
-        ...
-
-    def __call__(self, update: Update) -> None: ...
-
-
-@dataclass(slots=True)
-class _Member:
-    start: Start
-    listener: Listener
-    standing: Standing | None = None
-
-    @property
-    def stands(self) -> Standing:
-        """Where it is, once it has begun."""
-        if self.standing is None:
-            raise ValueError(f"trajectory {self.start.id} has not begun")
-        return self.standing
+HELD_S = 0.05
+"""Between two looks at what a policy leaves waiting while ranks are free."""
 
 
 class DenoisingLoop:
     """Args:
     build: called in the loop's thread; what it raises, the constructor raises.
-    costs: of steps; what is measured is added to it.
+    planner: who steps next, and how; what steps cost is added to its costs.
     calibration_s: the longest that steps are measured for before the first one that counts, where there are ranks to
         choose among.
-    max_batch_size: trajectories in one forward.
-    max_batch_tokens: tokens in one forward, over its trajectories.
-    observe: sees every part of a round that was stepped, and its seconds.
+    observe: sees every part that was stepped, and its seconds.
     lost: called when ranks are lost, before the loop's thread ends; what it held is not told.
     """
 
@@ -81,10 +51,8 @@ class DenoisingLoop:
     def __init__(
         self,
         build: Callable[[], Fleet],
+        planner: Planner,
         *,
-        max_batch_size: int,
-        max_batch_tokens: int,
-        costs: Costs | None = None,
         calibration_s: float = 0.0,
         observe: Callable[[Part, float], None] | None = None,
         lost: Callable[[RanksLost], None] | None = None,
@@ -93,14 +61,14 @@ class DenoisingLoop:
         self.num_forwards = 0
         self.num_rows = 0
         self.busy_s = 0.0
-        self.costs = costs or Costs()
-        self._max_batch_size = max_batch_size
-        self._max_batch_tokens = max_batch_tokens
+        self.decisions: Counter[str] = Counter()
+        self._planner = planner
         self._calibration_s = calibration_s
         self._calibrated: set[int] = set()
         self._observe = observe
         self._lost = lost
-        self._members: dict[str, _Member] = {}
+        self._served = Served()
+        self._members: dict[str, Member] = {}
         self._left: list[str] = []
         self._changed = threading.Condition()
         self._stopping = False
@@ -109,12 +77,23 @@ class DenoisingLoop:
         self._thread.start()
         self.fleet = self._built.result()
 
+    @property
+    def costs(self) -> Costs:
+        return self._planner.costs
+
     def join(self, start: Start, listener: Listener) -> None:
-        """Begins it before the next step, and steps it from there. Raises ValueError if the id is here already."""
+        """Begins it before the next step, and steps it from there; one that is paused at the same step goes on.
+
+        Raises ValueError if the id is here already and not paused.
+        """
         with self._changed:
-            if start.id in self._members:
+            member = self._members.get(start.id)
+            if member is not None and not member.is_paused:
                 raise ValueError(f"trajectory {start.id} is being denoised already")
-            self._members[start.id] = _Member(start, listener)
+            if member is not None and member.stands.step_index == start.step:
+                member.begin_lease(start, listener)
+            else:
+                self._members[start.id] = Member(start, listener, since=time.time())
             self._changed.notify()
 
     def leave(self, member_id: str, listener: Listener) -> None:
@@ -159,36 +138,43 @@ class DenoisingLoop:
         while (members := self._wait(fleet)) is not None:
             started = time.perf_counter()
             ready = [m for m in members if m.standing is not None or self._begin(fleet, m)]
-            for wave in self._plan(fleet, ready):
+            if wave := self._plan(ready, fleet.size):
                 self._advance(fleet, wave)
-            self.busy_s += time.perf_counter() - started
+                self.busy_s += time.perf_counter() - started
+            elif ready:
+                with self._changed:
+                    self._changed.wait(HELD_S)
 
-    def _wait(self, fleet: Fleet) -> list[_Member] | None:
+    def _wait(self, fleet: Fleet) -> list[Member] | None:
+        """Those that are to be stepped, when there are any; None at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._members or self._left) or self._stopping)
+            self._changed.wait_for(lambda: bool(self._active() or self._left) or self._stopping)
             left, self._left = self._left, []
-            members = None if self._stopping else list(self._members.values())
+            members = None if self._stopping else self._active()
         if left:
             fleet.drop(left)
         return members
 
-    def _begin(self, fleet: Fleet, member: _Member) -> bool:
+    def _active(self) -> list[Member]:
+        return [member for member in self._members.values() if not member.is_paused]
+
+    def _begin(self, fleet: Fleet, member: Member) -> bool:
         """Whether it is there to be stepped."""
         try:
             standing, outcome = fleet.begin(member.start)
             if not standing.is_done:
                 self._calibrate(fleet, member.start, standing)
-                self._round([standing], fleet.size)  # raises where there is no way to step it
+                self._planner.check(Shape(standing.num_tokens, 1, standing.num_branches), fleet.size)
             member.standing = standing
         except RanksLost:
             raise
         except Exception as e:
             log.exception("trajectory %s could not begin", member.start.id)
-            self._end(member, Update(0, member.start.spec.num_inference_steps, None, e))
+            self._end(member, member.update(None, e))
             return False
         member.start = replace(member.start, embeddings=[], inputs=None, checkpoint=None)  # the ranks have them now
         if standing.is_done:
-            self._end(member, Update(outcome.step_index, standing.num_steps, outcome))
+            self._end(member, member.update(outcome))
             return False
         return True
 
@@ -198,26 +184,34 @@ class DenoisingLoop:
             self._calibrated.add(standing.num_branches)
             calibrate(fleet, start, self.costs, self._calibration_s)
 
-    def _end(self, member: _Member, update: Update) -> None:
+    def _end(self, member: Member, update: Update) -> None:
         self.leave(member.start.id, member.listener)
         member.listener(update)
 
-    def _plan(self, fleet: Fleet, members: list[_Member]) -> list[list[tuple[Part, list[list[_Member]]]]]:
-        """Waves of parts, with the members of their batches."""
+    def _plan(self, members: list[Member], size: int) -> Work:
+        """The parts of the next step, with the members of their batches."""
         if not members:
             return []
-        waves = self._round([m.stands for m in members], fleet.size)
-        return [[(part, [[members[i] for i in b] for b in part.batches]) for part in wave] for wave in waves]
+        now = time.time()
+        shares = {m.start.terms.tenant: m.start.terms.weight for m in members}
+        candidates = [m.candidate for m in members]
+        wave, reasons = self._planner.next(now, candidates, size, shares, self._served.at(now))
+        stepped = {i for part in wave for batch in part.batches for i in batch}
+        for i, member in enumerate(members):
+            reason = reasons[member.start.id]
+            member.decisions[reason] += 1
+            self.decisions[reason.name.lower()] += 1
+            if i not in stepped:
+                member.running_since = None
+            elif member.running_since is None:
+                member.running_since = now
+        return [(part, [[members[i] for i in batch] for batch in part.batches]) for part in wave]
 
-    def _round(self, standings: Sequence[Standing], size: int) -> list[Wave]:
-        limits = {"max_batch_size": self._max_batch_size, "max_batch_tokens": self._max_batch_tokens}
-        return round_of(standings, size, self.costs, **limits)
-
-    def _advance(self, fleet: Fleet, wave: list[tuple[Part, list[list[_Member]]]]) -> None:
+    def _advance(self, fleet: Fleet, work: Work) -> None:
         """One step of each. What raises is halved until the culprit is alone: no request fails for its neighbour."""
         here = [
             (part, [kept for batch in batches if (kept := [m for m in batch if self._members.get(m.start.id) is m])])
-            for part, batches in wave
+            for part, batches in work
         ]
         here = [(part, batches) for part, batches in here if batches]
         reports = fleet.step([self._turn(part, batches) for part, batches in here])
@@ -225,14 +219,14 @@ class DenoisingLoop:
             if isinstance(report, Report):
                 self._publish(part, batches, report)
             else:
-                self._halve(fleet, batches, report)
+                self._halve(fleet, part, batches, report)
 
-    def _turn(self, part: Part, batches: list[list[_Member]]) -> Turn:
+    def _turn(self, part: Part, batches: list[list[Member]]) -> Turn:
         wishes = {m.start.id: m.listener.wish(m.stands.step_index + 1) for batch in batches for m in batch}
         return Turn(tuple(tuple(m.start.id for m in batch) for batch in batches), part.mesh, part.schedule, wishes)
 
-    def _publish(self, part: Part, batches: list[list[_Member]], report: Report) -> None:
-        members = [m for batch in batches for m in batch]
+    def _publish(self, part: Part, batches: list[list[Member]], report: Report) -> None:
+        members, now = [m for batch in batches for m in batch], time.time()
         if len(batches) == len(part.batches) and len(members) == sum(map(len, part.batches)):
             self.costs.record(part.shape, part.way, report.seconds)
         if self._observe is not None:
@@ -240,24 +234,36 @@ class DenoisingLoop:
         self.num_steps += len(members)
         self.num_forwards += report.num_forwards
         self.num_rows += report.num_rows
+        seconds, size = report.seconds / sum(m.candidate.shape.work for m in members), part.mesh.subgroup.size
         for member in members:
-            outcome = report.outcomes[member.start.id]
-            member.standing = replace(member.stands, step_index=outcome.step_index)
-            update = Update(outcome.step_index, member.stands.num_steps, outcome)
-            if update.is_done:
-                self._end(member, update)
-            else:
-                member.listener(update)
+            self._told(member, report, now, seconds * member.candidate.shape.work, size)
 
-    def _halve(self, fleet: Fleet, batches: list[list[_Member]], error: Exception) -> None:
+    def _told(self, member: Member, report: Report, now: float, busy_s: float, size: int) -> None:
+        """Where a member is after a step, and its share of what that took."""
+        outcome = report.outcomes[member.start.id]
+        member.standing = replace(member.stands, step_index=outcome.step_index)
+        member.busy_s += busy_s
+        member.gpu_seconds += busy_s * size
+        member.since = now
+        self._served.add(member.start.terms.tenant, busy_s * size, now)
+        update = member.update(outcome)
+        if update.is_done:
+            self._end(member, update)
+            return
+        with self._changed:
+            member.is_paused = outcome.is_paused
+        member.listener(update)
+
+    def _halve(self, fleet: Fleet, part: Part, batches: list[list[Member]], error: Exception) -> None:
         members = [m for batch in batches for m in batch]
         if len(members) == 1:
             [member] = members
             log.error("trajectory %s failed", member.start.id, exc_info=error)
-            self._end(member, Update(member.stands.step_index, member.start.spec.num_inference_steps, None, error))
+            self._end(member, member.update(None, error))
             return
+        if isinstance(error, torch.OutOfMemoryError) and len(batches) == 1:
+            self._planner = self._planner.below(sum(m.stands.num_tokens for m in members))
         middle = len(members) // 2
-        halves = batches if len(batches) > 1 else [members[:middle], members[middle:]]
-        for half in halves:
-            for wave in self._plan(fleet, half):
-                self._advance(fleet, wave)
+        for half in batches if len(batches) > 1 else [members[:middle], members[middle:]]:
+            smaller = self._planner.part(part.mesh.subgroup, range(len(half)), [m.candidate for m in half])
+            self._advance(fleet, [(smaller, [half])])

@@ -10,6 +10,7 @@ import torch
 from raydiance.models.spec import Spec
 from raydiance.parallel.mesh import Mesh
 from raydiance.parallel.schedule import Schedule
+from raydiance.serve.engine.terms import NO_TERMS, Terms
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -22,6 +23,7 @@ class Start:
         embeddings: of the prompt and, with guidance, of the negative prompt.
         inputs: what the VAE stage made of pictures, video and mask.
         checkpoint: the packed mutable half to go on from; None starts anew.
+        step: of the checkpoint.
     """
 
     id: str
@@ -29,6 +31,8 @@ class Start:
     embeddings: list[Tensors]
     inputs: Tensors | None = None
     checkpoint: bytes | None = None
+    step: int = 0
+    terms: Terms = NO_TERMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +58,15 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is wanted of a trajectory after its next step; of its last step, the result always is."""
+    """What is wanted of a trajectory after its next step; of its last step, the result always is.
+
+    Args:
+        pause: it stays where it is then, and is not stepped until somebody joins for it again.
+    """
 
     preview: bool = False
     checkpoint: bool = False
+    pause: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +102,14 @@ class Outcome:
         preview: the x0 estimate, as latents for the decoder.
         checkpoint: the packed mutable half.
         result: the latents for the decoder, when it is done.
+        is_paused: as was wished.
     """
 
     step_index: int
     preview: torch.Tensor | None = None
     checkpoint: bytes | None = None
     result: torch.Tensor | None = None
+    is_paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,6 +150,7 @@ class Rank:
             trajectory.step_index,
             preview=self.engine.preview(trajectory).cpu() if wish.preview else None,
             checkpoint=pack(trajectory, with_fixed=False) if wish.checkpoint else None,
+            is_paused=wish.pause,
         )
 
 

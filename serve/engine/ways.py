@@ -128,6 +128,10 @@ class Costs:
         seconds = max(seconds, SHORTEST_S)
         known[way] = (*known.get(way, ()), seconds)[-LAST:]
 
+    def times_measured(self, shape: Shape, way: Way) -> int:
+        """Of exactly this shape; at most `LAST`."""
+        return len(self._seconds.get(shape, {}).get(way, ()))
+
     def seconds(self, shape: Shape, way: Way) -> float | None:
         """None where nothing of its kind was measured in this way."""
         if (found := self._seconds.get(shape, {}).get(way)) is not None:

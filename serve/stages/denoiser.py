@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Mapping
@@ -16,12 +17,16 @@ from raydiance.serve.config import DenoiserConfig, ModelConfig
 from raydiance.serve.engine.fleet import Fleet, RanksLost
 from raydiance.serve.engine.loop import DenoisingLoop
 from raydiance.serve.engine.orders import Start
+from raydiance.serve.engine.planner import Planner
+from raydiance.serve.engine.policies.base import Rules
+from raydiance.serve.engine.policies.registry import policy
 from raydiance.serve.engine.ways import Costs
 from raydiance.serve.errors import ConfigError
 from raydiance.serve.layout_check import limits_of
 from raydiance.serve.parallel_config import ParallelConfig
+from raydiance.serve.scheduling_config import SchedulingConfig
 from raydiance.serve.stages.build import alone, check_attention
-from raydiance.serve.stages.messages import Denoised, StageEvent, Work
+from raydiance.serve.stages.messages import Denoised, Leased, StageEvent, Work
 from raydiance.serve.stages.reporter import Reporter
 from raydiance.serve.stages.step_metrics import StepMetrics
 
@@ -31,6 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("ray.serve")
 Tensors = Mapping[str, torch.Tensor]
 LOST_EXIT = 1
+LINGER_S = 5.0
+"""For which a state stays after its lease: it nearly always comes back."""
 
 
 class Denoiser:
@@ -45,7 +52,8 @@ class Denoiser:
         model: ModelConfig,
         config: DenoiserConfig,
         device: str,
-        parallel: ParallelConfig = ParallelConfig(),  # noqa: B008 - it is frozen
+        parallel: ParallelConfig = ParallelConfig(),  # noqa: B008 - they are frozen
+        scheduling: SchedulingConfig = SchedulingConfig(),  # noqa: B008
     ) -> None:
         folder = resolve.resolve(model.path, model.revision)
         self._config = config
@@ -60,12 +68,17 @@ class Denoiser:
                 return alone(folder, model, config, device)
             return self._open_ranks(folder, model, parallel)
 
-        self._loop = DenoisingLoop(
-            build,
-            costs=costs,
-            calibration_s=parallel.calibration_s,
+        rules = Rules(
             max_batch_size=config.max_batch_size,
             max_batch_tokens=config.max_batch_tokens,
+            quantum_s=scheduling.quantum_s,
+            patience_s=scheduling.patience_s,
+            headroom=min(scheduling.headroom, parallel.gpus - 1),
+        )
+        self._loop = DenoisingLoop(
+            build,
+            Planner(policy(scheduling.policy), costs, rules),
+            calibration_s=parallel.calibration_s,
             observe=self._metrics,
             lost=self._end,
         )
@@ -96,7 +109,7 @@ class Denoiser:
     async def generate(
         self, work: Work, encoded: list[Tensors], inputs: Tensors | None = None
     ) -> AsyncIterator[StageEvent]:
-        """Denoises one sample to its end. Cancelling the stream stops it within one step.
+        """Denoises one sample to its end, or to that of its lease. Cancelling the stream stops it within one step.
 
         Args:
             encoded: the embeddings of the prompt and, with guidance, of the negative prompt.
@@ -104,18 +117,23 @@ class Denoiser:
 
         Raises CheckpointRefused when the work's checkpoint belongs to other conditioning.
         """
-        report = Reporter(work, self._config)
-        self._loop.join(Start(work.id, work.spec, encoded, inputs, work.checkpoint), report)
+        report, linger_s = Reporter(work, self._config), 0.0
+        self._loop.join(Start(work.id, work.spec, encoded, inputs, work.checkpoint, work.step, work.terms), report)
         try:
             while True:
                 event = await report.events.get()
                 if isinstance(event, Exception):
                     raise event
+                if isinstance(event, Leased):
+                    linger_s = LINGER_S
                 yield event
-                if isinstance(event, Denoised):
+                if isinstance(event, Denoised | Leased):
                     return
-        finally:
-            self._loop.leave(work.id, report)
+        finally:  # who joins for it again meanwhile has another report
+            if linger_s:
+                asyncio.get_running_loop().call_later(linger_s, self._loop.leave, work.id, report)
+            else:
+                self._loop.leave(work.id, report)
 
     async def stats(self) -> dict[str, Any]:
         return {
@@ -124,6 +142,7 @@ class Denoiser:
             "busy_s": self._loop.busy_s,
             "forwards": self._loop.num_forwards,
             "rows": self._loop.num_rows,
+            "decisions": dict(self._loop.decisions),
             "pid": os.getpid(),
             "ranks": [] if self._ranks is None else self._ranks.pids,
             "ways": {} if self._metrics is None else dict(self._metrics.counts),

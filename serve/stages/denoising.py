@@ -1,42 +1,74 @@
-"""Denoising one sample, as whoever asked for it sees it: events, or the loss of the replica and what is left of it."""
+"""A lease of denoising one sample, as whoever asked for it sees it: events, or the loss of the replica."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 from ray.exceptions import ObjectLostError, RayActorError
-from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.exceptions import DeploymentUnavailableError, ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from raydiance.serve.calls import stream
 from raydiance.serve.errors import ReplicaLost
-from raydiance.serve.stages.messages import Checkpointed, StageEvent, Work
+from raydiance.serve.stages import loads
+from raydiance.serve.stages.messages import Checkpointed, Leased, StageEvent, Work
 
-LOST = (RayActorError, ObjectLostError, DeploymentUnavailableError)
+LOST = (RayActorError, ObjectLostError, DeploymentUnavailableError, ReplicaUnavailableError)
 """Also where it is the cause of a RayTaskError: what a replica was given died with the one that made it."""
+
+
+class Denoising:
+    """Attributes:
+    replica_id: that has the sample.
+    events: of the lease.
+    """
+
+    def __init__(self, replica_id: str, events: AsyncIterator[StageEvent]) -> None:
+        self.replica_id = replica_id
+        self.events = events
 
 
 @asynccontextmanager
 async def denoising(
-    denoiser: DeploymentHandle[Any], work: Work, embeddings: Any, inputs: Any
-) -> AsyncIterator[AsyncIterator[StageEvent]]:
-    """The events of a work. Left early, for whatever reason, the replica drops the trajectory within one step.
+    denoiser: DeploymentHandle[Any],
+    work: Work,
+    embeddings: Any,
+    inputs: Any,
+    *,
+    seconds: float = 0.0,
+    last: str | None = None,
+) -> AsyncIterator[Denoising]:
+    """The events of a work's lease. Left early, for whatever reason, the replica drops the trajectory within one step.
+
+    Args:
+        seconds: that it still takes.
+        last: the replica that had it before.
 
     Raises ReplicaLost where the replica dies, with the last checkpoint that came, else the one that it began from.
     """
-    last = Checkpointed(0, b"") if work.checkpoint is None else Checkpointed(work.step, work.checkpoint)
+    kept = Checkpointed(0, b"") if work.checkpoint is None else Checkpointed(work.step, work.checkpoint)
 
-    async def kept(events: AsyncIterator[StageEvent]) -> AsyncIterator[StageEvent]:
-        nonlocal last
+    async def keeping(events: AsyncIterator[StageEvent]) -> AsyncIterator[StageEvent]:
+        nonlocal kept
         async for event in events:
-            if isinstance(event, Checkpointed):
-                last = event
+            if isinstance(event, Checkpointed | Leased):
+                kept = Checkpointed(event.step, event.data)
             yield event
 
+    generate = denoiser.options(method_name="generate", stream=True)
     try:
-        async with stream(denoiser, "generate", work, embeddings, inputs) as events:
-            yield kept(events)
+        async with generate.choose_replica(last=last) as replica, _held(replica.replica_id, seconds):
+            events = cast("Any", generate.dispatch(replica, work, embeddings, inputs))
+            try:
+                yield Denoising(replica.replica_id, keeping(events))
+            finally:
+                events.cancel()
     except LOST as e:
-        raise ReplicaLost(f"the replica that denoised {work.id} is lost: {e}", last.step, last.data or None) from e
+        raise ReplicaLost(f"the replica that denoised {work.id} is lost: {e}", kept.step, kept.data or None) from e
+
+
+@asynccontextmanager
+async def _held(replica_id: str, seconds: float) -> AsyncIterator[None]:
+    with loads.held(replica_id, seconds):
+        yield

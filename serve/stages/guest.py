@@ -18,7 +18,7 @@ from raydiance.models.guest import Guest
 from raydiance.serve.config import DenoiserConfig, ModelConfig
 from raydiance.serve.errors import ConfigError
 from raydiance.serve.stages import refs
-from raydiance.serve.stages.messages import Denoised, StageEvent, Stepped, Work
+from raydiance.serve.stages.messages import Denoised, Spent, StageEvent, Stepped, Work
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -102,7 +102,8 @@ class Run:
             if self.left.is_set():
                 return
             frames = self._stage._guest.generate(self._work.spec, self._inputs, self._step_ended)
-            self._post(Denoised(refs.put(frames, self._loop), time.monotonic() - started))
+            seconds = time.monotonic() - started
+            self._post(Denoised(refs.put(frames, self._loop), Spent(seconds, seconds, seconds)))
         except Left:
             return
         except Exception as e:  # noqa: BLE001 - this sample's own failure, raised to whoever asked for it

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ray import ObjectRef
 
 from raydiance.models.inputs import Role
 from raydiance.models.spec import Spec
+from raydiance.serve.engine.terms import NO_TERMS, Terms
 from raydiance.serve.storage.job import Artifact
 
 
@@ -21,6 +23,7 @@ class Work:
         preview_steps: after which steps (1-based) the x0 estimate is wanted.
         checkpoint: the packed mutable half to go on from; None starts anew.
         step: of the checkpoint.
+        lease_s: seconds of steps after which the state is handed back; None: never.
     """
 
     id: str
@@ -28,6 +31,8 @@ class Work:
     preview_steps: tuple[int, ...] = ()
     checkpoint: bytes | None = None
     step: int = 0
+    terms: Terms = NO_TERMS
+    lease_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +76,37 @@ class Checkpointed:
 
 
 @dataclass(frozen=True, slots=True)
+class Spent:
+    """What a sample has had of a replica in one lease.
+
+    Args:
+        seconds: from joining the loop to the last step.
+        busy_s: its share of its batches' steps.
+        gpu_seconds: that, times their ranks.
+        decisions: how often it was stepped, or waited while others were, by reason.
+    """
+
+    seconds: float = 0.0
+    busy_s: float = 0.0
+    gpu_seconds: float = 0.0
+    decisions: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """The end of a lease: the state as a checkpoint has it. The replica keeps it for a while, in case it comes back."""
+
+    step: int
+    data: bytes
+    spent: Spent
+
+
+@dataclass(frozen=True, slots=True)
 class Denoised:
-    """The end. `latents` by reference; `seconds` from joining the loop to the last step."""
+    """The end. `latents` by reference."""
 
     latents: ObjectRef[Any]
-    seconds: float
+    spent: Spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +117,7 @@ class Decoded:
     timings: dict[str, float]
 
 
-StageEvent = Stepped | Previewed | Checkpointed | Denoised
+StageEvent = Stepped | Previewed | Checkpointed | Leased | Denoised
 
 
 def preview_steps(num_steps: int, first_step: int, count: int) -> tuple[int, ...]:

@@ -10,12 +10,12 @@ import torch
 from ray import ObjectRef
 
 from raydiance.serve.config import DenoiserConfig
-from raydiance.serve.engine.loop import Update
+from raydiance.serve.engine.members import Update
 from raydiance.serve.engine.orders import Wish
 from raydiance.serve.engine.pack import PackError
 from raydiance.serve.errors import CheckpointRefused
 from raydiance.serve.stages import refs
-from raydiance.serve.stages.messages import Checkpointed, Denoised, Previewed, StageEvent, Stepped, Work
+from raydiance.serve.stages.messages import Checkpointed, Denoised, Leased, Previewed, Spent, StageEvent, Stepped, Work
 
 
 class Reporter:
@@ -28,14 +28,17 @@ class Reporter:
     def __init__(self, work: Work, config: DenoiserConfig) -> None:
         self.events: asyncio.Queue[StageEvent | Exception] = asyncio.Queue()
         self._config = config
+        self._lease_s = work.lease_s
         self._previews = {step: i for i, step in enumerate(work.preview_steps)}
         self._event_loop = asyncio.get_running_loop()
         self._started = self._told = self._saved = time.monotonic()
 
     def wish(self, step_index: int) -> Wish:
         """What is due after the step that ends there."""
-        saves = time.monotonic() - self._saved >= self._config.checkpoint_interval_s
-        return Wish(step_index in self._previews, saves)
+        at = time.monotonic()
+        is_over = self._lease_s is not None and at - self._started >= self._lease_s
+        saves = is_over or at - self._saved >= self._config.checkpoint_interval_s
+        return Wish(step_index in self._previews, saves, is_over)
 
     def __call__(self, update: Update) -> None:
         try:
@@ -53,11 +56,14 @@ class Reporter:
         if update.error is not None or update.outcome is None:
             raise update.error or RuntimeError("an update of nothing")
         at, outcome = time.monotonic(), update.outcome
+        spent = Spent(at - self._started, update.busy_s, update.gpu_seconds, update.decisions)
         if outcome.result is not None:
-            return [Denoised(self._put(outcome.result), at - self._started)]
+            return [Denoised(self._put(outcome.result), spent)]
         due: list[StageEvent] = []
         if outcome.preview is not None:
             due.append(Previewed(self._previews[outcome.step_index], self._put(outcome.preview)))
+        if outcome.is_paused and outcome.checkpoint is not None:
+            return [*due, Leased(outcome.step_index, outcome.checkpoint, spent)]
         if outcome.checkpoint is not None:
             self._saved = at
             due.append(Checkpointed(outcome.step_index, outcome.checkpoint))

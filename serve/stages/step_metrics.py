@@ -7,7 +7,7 @@ import logging
 from ray.util import metrics
 
 from raydiance.parallel.schedule import name_of
-from raydiance.serve.engine.rounds import Part
+from raydiance.serve.engine.parts import Part
 from raydiance.serve.engine.ways import Shape, Way
 
 log = logging.getLogger("ray.serve")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +17,10 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from raydiance.models.card import ModelCard
 from raydiance.models.spec import Spec
 from raydiance.serve.calls import ask, call
+from raydiance.serve.engine.terms import NO_TERMS, Terms
 from raydiance.serve.errors import CheckpointRefused, GenerationFailed, ReplicaLost
 from raydiance.serve.feed import Feed
 from raydiance.serve.request import given, previous_video
-from raydiance.serve.samples import default_spec
 from raydiance.serve.stages.denoising import LOST, denoising
 from raydiance.serve.stages.messages import (
     Checkpointed,
@@ -26,7 +28,9 @@ from raydiance.serve.stages.messages import (
     Denoised,
     Encoded,
     Given,
+    Leased,
     Previewed,
+    Spent,
     Stepped,
     Work,
     preview_steps,
@@ -51,17 +55,6 @@ class Stages:
         card: dict[str, Any] = await call(self.denoiser, "card")
         return card
 
-    async def warm_up(self, card: ModelCard) -> None:
-        """A two-step generation of the default size through all of them."""
-        spec = default_spec(card, num_inference_steps=2)
-        embeddings, _ = await self.encode(spec, card)
-        inputs = call(self.vae_decoder, "encode_blank", spec) if card.accepts(spec.task) else None
-        work = Work(f"warm-up-{card.id}", spec)
-        async with denoising(self.denoiser, work, embeddings, inputs) as events:
-            async for event in events:
-                if isinstance(event, Denoised):
-                    await call(self.vae_decoder, "preview", event.latents, spec)
-
     async def encode(self, spec: Spec, card: ModelCard) -> tuple[ObjectRef[Any] | list[Any], float]:
         """The embeddings of a spec's texts, by reference, and the seconds that it took."""
         if self.text_encoder is None:
@@ -74,83 +67,171 @@ def texts_of(spec: Spec, card: ModelCard) -> list[str]:
     return [spec.prompt, spec.negative_prompt] if card.uses_negative(spec) else [spec.prompt]
 
 
+@asynccontextmanager
+async def at_once(index: int, share: float) -> AsyncIterator[None]:  # noqa: ARG001
+    """The turns of a walk that waits for nobody."""
+    yield
+
+
+@dataclass(slots=True)
+class _Sample:
+    """Where one sample is. Args: last: the replica that had it."""
+
+    index: int
+    spec: Spec
+    checkpoint: Checkpointed | None = None
+    last: str | None = None
+
+    @property
+    def step(self) -> int:
+        return self.spec.first_step if self.checkpoint is None else self.checkpoint.step
+
+    @property
+    def share(self) -> float:
+        """Of its steps, that remain."""
+        return (self.spec.num_inference_steps - self.step) / (self.spec.num_inference_steps - self.spec.first_step)
+
+
 class Walk:
     """One job on its way.
 
     Args:
         save_progress: writes percent to the jobs table.
+        begin: called when a sample has its first turn; the job as it is then.
+        turns: of a sample, by its index and the share of its steps that remain: a lease is denoised inside of one.
+        terms: of each sample.
+        prices_s: seconds of a replica that each takes.
+        lease_s: of steps, after which a sample waits for its next turn.
+
+    Attributes:
+        gpu_seconds: by stage, of all samples.
+        busy_s: of each sample, its share of its steps.
+        decisions: how often samples were stepped, or waited in a replica, by reason.
     """
 
     def __init__(
-        self, stages: Stages, card: ModelCard, job: Job, feed: Feed, save_progress: Callable[[int], None]
+        self,
+        stages: Stages,
+        card: ModelCard,
+        job: Job,
+        feed: Feed,
+        save_progress: Callable[[int], None],
+        *,
+        begin: Callable[[], Awaitable[Job]],
+        turns: Callable[[int, float], AbstractAsyncContextManager[None]] = at_once,
+        terms: Sequence[Terms] = (),
+        prices_s: Sequence[float] = (),
+        lease_s: float | None = None,
     ) -> None:
+        self.gpu_seconds = {"text_encode": 0.0, "denoise": 0.0, "decode": 0.0}
+        self.decisions: Counter[str] = Counter()
         self._stages = stages
         self._card = card
         self._job = job
         self._feed = feed
         self._save_progress = save_progress
+        self._begin = begin
+        self._turns = turns
         self._specs = [Spec.from_dict(values) for values in job.specs]
+        self._terms = terms or [NO_TERMS] * len(self._specs)
+        self._prices_s = prices_s or [0.0] * len(self._specs)
+        self._lease_s = lease_s if stages.text_encoder is not None else None  # a guest cannot be interrupted
+        self.busy_s = [0.0] * len(self._specs)
         self._done = [0.0] * len(self._specs)
+        self._denoise_s = [0.0] * len(self._specs)
         self._timings: dict[str, float] = {}
 
     async def run(self) -> tuple[list[Artifact], dict[str, float]]:
         """The stored files, in sample order, and seconds per stage (the slowest sample's)."""
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._sample(i, spec)) for i, spec in enumerate(self._specs)]
+                tasks = [group.create_task(self._sample(_Sample(i, spec))) for i, spec in enumerate(self._specs)]
         except ExceptionGroup as e:
             raise e.exceptions[0] from e
         return [task.result() for task in tasks], self._timings
 
-    async def _sample(self, index: int, spec: Spec) -> Artifact:
+    async def _sample(self, sample: _Sample) -> Artifact:
         """One sample, tried again from its last checkpoint when a replica dies under it."""
-        checkpoint: Checkpointed | None = None
-
-        def keep(event: Checkpointed) -> None:
-            nonlocal checkpoint
-            checkpoint = event
-
         for loss in range(MAX_LOSSES + 1):
-            work = Work(
-                id=f"{self._job.id}:{index}:{self._job.attempt}.{loss}",
-                spec=spec,
-                preview_steps=preview_steps(spec.num_inference_steps, spec.first_step, self._job.request.previews),
-                checkpoint=None if checkpoint is None else checkpoint.data,
-                step=0 if checkpoint is None else checkpoint.step,
-            )
             try:
-                latents = await self._denoise(index, work, keep)
-                return await self._decode(index, spec, latents)
+                latents = await self._denoise(sample, loss)
+                return await self._decode(sample.index, sample.spec, latents)
             except (ReplicaLost, *LOST) as e:
-                at = 0 if checkpoint is None else checkpoint.step
-                log.warning("sample %d of job %s lost a replica; on from step %d: %s", index, self._job.id, at, e)
+                place = f"sample {sample.index} of job {self._job.id}"
+                log.warning("%s lost a replica; on from step %d: %s", place, sample.step, e)
                 await asyncio.sleep(RETRY_S * 2**loss)
             except RayTaskError as e:
-                if checkpoint is None or not isinstance(e.cause, CheckpointRefused):
+                if sample.checkpoint is None or not isinstance(e.cause, CheckpointRefused):
                     raise
-                log.warning("sample %d of job %s starts anew, its checkpoint does not fit: %s", index, self._job.id, e)
-                checkpoint = None
-        raise GenerationFailed(f"sample {index} lost its replica {MAX_LOSSES + 1} times; it is not tried again")
+                place = f"sample {sample.index} of job {self._job.id}"
+                log.warning("%s starts anew, its checkpoint does not fit: %s", place, e)
+                sample.checkpoint = None
+        lost = f"sample {sample.index} lost its replica {MAX_LOSSES + 1} times"
+        raise GenerationFailed(f"{lost}; it is not tried again")
 
-    async def _denoise(self, index: int, work: Work, keep: Callable[[Checkpointed], None]) -> ObjectRef[Any]:
-        spec = work.spec
+    async def _denoise(self, sample: _Sample, loss: int) -> ObjectRef[Any]:
+        """Lease after lease, each when it is its turn."""
+        conditions: tuple[Any, Any] | None = None
+        while True:
+            async with self._turns(sample.index, sample.share):
+                job = await self._begin()
+                if conditions is None:
+                    conditions = await self._encode(sample.spec)
+                work = self._work(f"{job.id}:{sample.index}:{job.attempt}.{loss}", sample)
+                latents = await self._lease(sample, work, *conditions)
+            if latents is not None:
+                return latents
+
+    def _work(self, work_id: str, sample: _Sample) -> Work:
+        spec = sample.spec
+        return Work(
+            id=work_id,
+            spec=spec,
+            preview_steps=preview_steps(spec.num_inference_steps, spec.first_step, self._job.request.previews),
+            checkpoint=None if sample.checkpoint is None else sample.checkpoint.data,
+            step=0 if sample.checkpoint is None else sample.checkpoint.step,
+            terms=self._terms[sample.index],
+            lease_s=self._lease_s,
+        )
+
+    async def _encode(self, spec: Spec) -> tuple[Any, Any]:
         embeddings, seconds = await self._stages.encode(spec, self._card)
         self._time("encode_s", seconds)
-        inputs = await self._encode_inputs(spec)
-        async with denoising(self._stages.denoiser, work, embeddings, inputs) as events:
-            async for event in events:
+        self.gpu_seconds["text_encode"] += seconds
+        return embeddings, await self._encode_inputs(spec)
+
+    async def _lease(self, sample: _Sample, work: Work, embeddings: Any, inputs: Any) -> ObjectRef[Any] | None:
+        """The latents, or None where the lease ended before."""
+        seconds = self._prices_s[sample.index] * sample.share
+        async with denoising(
+            self._stages.denoiser, work, embeddings, inputs, seconds=seconds, last=sample.last
+        ) as lease:
+            sample.last = lease.replica_id
+            async for event in lease.events:
                 match event:
                     case Stepped(step, num_steps):
-                        await self._progress(index, step, num_steps)
+                        await self._progress(sample.index, step, num_steps)
                     case Checkpointed():
-                        keep(event)
+                        sample.checkpoint = event
                     case Previewed(preview_index, estimate):
-                        await self._preview(index, preview_index, estimate, spec)
-                    case Denoised(latents, seconds):
-                        self._time("denoise_s", seconds)
-                        await self._progress(index, spec.num_inference_steps, spec.num_inference_steps)
+                        await self._preview(sample.index, preview_index, estimate, sample.spec)
+                    case Leased(step, data, spent):
+                        sample.checkpoint = Checkpointed(step, data)
+                        self._spend(sample.index, spent)
+                        return None
+                    case Denoised(latents, spent):
+                        self._spend(sample.index, spent)
+                        num_steps = sample.spec.num_inference_steps
+                        await self._progress(sample.index, num_steps, num_steps)
                         return latents
-        raise GenerationFailed(f"the denoiser ended sample {index} without a result")
+        raise GenerationFailed(f"the denoiser ended sample {sample.index} without a result")
+
+    def _spend(self, index: int, spent: Spent) -> None:
+        self._denoise_s[index] += spent.seconds
+        self._time("denoise_s", self._denoise_s[index])
+        self.gpu_seconds["denoise"] += spent.gpu_seconds
+        self.busy_s[index] += spent.busy_s
+        self.decisions.update(spent.decisions)
 
     async def _encode_inputs(self, spec: Spec) -> DeploymentResponse[Any] | None:
         files = [Given(role, key) for role, key in given(self._job.request, spec.task)]
@@ -167,6 +248,7 @@ class Walk:
         decoded: Decoded = await ask(self._stages.vae_decoder, "decode", latents, spec, output, prefix, index, previous)
         for stage, seconds in decoded.timings.items():
             self._time(stage, seconds)
+        self.gpu_seconds["decode"] += sum(decoded.timings.get(name, 0.0) for name in ("decode_s", "decode_audio_s"))
         return decoded.artifact
 
     async def _progress(self, index: int, step: int, num_steps: int) -> None:

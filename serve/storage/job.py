@@ -92,6 +92,8 @@ class Job(BaseModel):
     tenant: str = DEFAULT_TENANT
     gpu_seconds: dict[str, float] = {}
     cost: float | None = None
+    group_id: str | None = None
+    decisions: dict[str, int] = {}
 
     def public(self) -> dict[str, Any]:
         """The job as clients see it: no storage keys, no webhook address, times in whole seconds."""
@@ -126,6 +128,8 @@ class Job(BaseModel):
             "timings": self.timings,
             "usage": self.usage(),
             "attempt": self.attempt,
+            "service_tier": self.request.service_tier or "standard",
+            "group": self.group_id,
             "remixed_from": self.remixed_from,
             "tenant": self.tenant,
             "metadata": self.request.metadata,

@@ -128,6 +128,7 @@ class JobStore(Outbox, Ledger, Keys):
         timings: dict[str, float],
         expires_at: float | None,
         gpu_seconds: Mapping[str, float] | None = None,
+        decisions: Mapping[str, int] | None = None,
     ) -> Job:
         """in_progress -> completed. Raises NotFound, Conflict.
 
@@ -135,6 +136,7 @@ class JobStore(Outbox, Ledger, Keys):
             timings: in seconds.
             expires_at: in Unix seconds.
             gpu_seconds: used, by stage (`usage.STAGES`); None: as far as `timings` tell.
+            decisions: of the scheduler, how often each was taken of its samples.
         """
         return self._move(
             job_id,
@@ -145,6 +147,7 @@ class JobStore(Outbox, Ledger, Keys):
             expires_at=expires_at,
             artifacts=[a.model_dump(mode="json") for a in artifacts],
             timings=timings,
+            decisions=dict(decisions or {}),
         )
 
     def fail(self, job_id: str, error: JobError, gpu_seconds: Mapping[str, float] | None = None) -> Job:

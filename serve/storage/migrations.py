@@ -16,7 +16,10 @@ def _tenants(connection: Connection) -> None:
         tenant="TEXT DEFAULT 'default' NOT NULL",
         gpu_seconds="JSON DEFAULT '{}' NOT NULL",
         cost="DOUBLE PRECISION",
+        group_id="TEXT",
+        decisions="JSON DEFAULT '{}' NOT NULL",
     )
+    connection.execute(text("CREATE INDEX IF NOT EXISTS ix_jobs_group ON jobs (tenant, group_id)"))
     connection.execute(text("CREATE INDEX IF NOT EXISTS ix_jobs_tenant ON jobs (tenant, created_at, id)"))
     connection.execute(
         text(

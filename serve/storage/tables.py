@@ -34,6 +34,7 @@ class JobRow(Base):
         Index("ix_jobs_tenant", "tenant", "created_at", "id"),
         Index("ix_jobs_state", "state", "model", "created_at"),
         Index("ix_jobs_expires", "expires_at"),
+        Index("ix_jobs_group", "tenant", "group_id"),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -55,6 +56,8 @@ class JobRow(Base):
     tenant: Mapped[str] = mapped_column(server_default=DEFAULT_TENANT)
     gpu_seconds: Mapped[dict[str, float]] = mapped_column(server_default=text("'{}'"))
     cost: Mapped[float | None]
+    group_id: Mapped[str | None]
+    decisions: Mapped[dict[str, float]] = mapped_column(server_default=text("'{}'"))
     idempotency_key: Mapped[str | None] = mapped_column(unique=True)  # with its tenant: see jobs.scoped_key
     body_hash: Mapped[str | None]
 

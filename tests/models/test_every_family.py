@@ -15,9 +15,14 @@ from tests.families.kit import Case, Model, all_models, variants
 
 from raydiance.models.family import Family
 from raydiance.serve.engine.fleet import Alone
-from raydiance.serve.engine.loop import DenoisingLoop, Update
+from raydiance.serve.engine.loop import DenoisingLoop
+from raydiance.serve.engine.members import Update
 from raydiance.serve.engine.orders import Wish
 from raydiance.serve.engine.pack import pack, unpack
+from raydiance.serve.engine.planner import Planner
+from raydiance.serve.engine.policies.base import Rules
+from raydiance.serve.engine.policies.registry import policy
+from raydiance.serve.engine.ways import Costs
 
 BATCH = 1e-4
 MODELS = all_models()
@@ -85,7 +90,9 @@ def test_the_preview_of_the_last_step_is_the_result(model, case):
 @pytest.mark.parametrize("model", MODELS, ids=[m.name for m in MODELS])
 def test_a_cancelled_one_stops_within_a_step(model):
     studio, case = model.studio, model.cases[0]
-    loop = DenoisingLoop(lambda: Alone(studio.engine()), max_batch_size=8, max_batch_tokens=1 << 20)
+    loop = DenoisingLoop(
+        lambda: Alone(studio.engine()), Planner(policy(), Costs(), Rules(max_batch_size=8, max_batch_tokens=1 << 20))
+    )
     first, go_on, seen = threading.Event(), threading.Event(), []
 
     class Listener:

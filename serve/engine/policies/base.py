@@ -36,6 +36,11 @@ class Reason(StrEnum):
     NO_LAYOUT = "waits: no layout takes it on these ranks"
 
 
+def meaning_of(name: str) -> str:
+    """Of a reason's lower-case name, as jobs keep it."""
+    return Reason[name.upper()].value
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A trajectory that is not done. All times are seconds on the clock of `now`.

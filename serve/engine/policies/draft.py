@@ -76,8 +76,9 @@ class Draft:
         owed = headroom > 0 and need.candidate.tier == "batch" and need.reason is not Reason.AGED
         return not owed or self.room.num_free - num_ranks >= headroom
 
-    def wait(self, need: Need, reason: Reason | None = None) -> None:
-        self.waiting[need.candidate.id] = need.blocked if reason is None else reason
+    def wait(self, *needs: Need) -> None:
+        for need in needs:
+            self.waiting[need.candidate.id] = need.blocked
 
     def with_one_more(self, need: Need, batch: Batch) -> float | None:
         """Seconds of the step with it; None where limits or layouts do not allow that."""

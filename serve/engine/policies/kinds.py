@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from raydiance.parallel.mesh import powers_of_two
@@ -62,6 +63,7 @@ class Kind:
         alone: seconds of one, by degree, the small ones first; empty where no layout takes it.
         options: the fast ones first; each is slower and cheaper than the one before.
         rates: seconds of each.
+        slopes: by how many GPU-seconds a step becomes cheaper for each second that it is slower, up to the next option.
     """
 
     key: Hashable
@@ -72,6 +74,7 @@ class Kind:
     alone: dict[int, float] = field(default_factory=dict)
     options: list[Option] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
+    slopes: list[float] = field(default_factory=list)
 
     def within(self, step_s: float) -> tuple[Option, float] | None:
         """The cheapest option whose step takes no longer, and GPU-seconds a step where steps take just so long on
@@ -80,11 +83,7 @@ class Kind:
         if i < 0:
             return None
         option = self.options[i]
-        if i + 1 == len(self.options):
-            return option, option.cost
-        slower = self.options[i + 1]
-        share = (step_s - option.seconds) / (slower.seconds - option.seconds)
-        return option, option.cost + share * (slower.cost - option.cost)
+        return option, option.cost + (step_s - option.seconds) * self.slopes[i]
 
 
 def kinds_of(candidates: Iterable[Candidate], steps: Steps, rules: Rules, *, batched: bool) -> list[Kind]:
@@ -129,3 +128,4 @@ def _price(kind: Kind, steps: Steps, rows: Sequence[int]) -> None:
             cheapest = option.cost
             kind.options.append(option)
             kind.rates.append(option.seconds)
+    kind.slopes = [(b.cost - a.cost) / (b.seconds - a.seconds) for a, b in pairwise(kind.options)] + [0.0]

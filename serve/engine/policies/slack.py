@@ -42,7 +42,10 @@ class Slack:
         keep(needs, now, ranks, above)
         queue = _in_turn(now, needs, ranks, rules, above)
         passed_over_s = math.inf
-        for need, behind_s in zip(queue, _tightest_behind(queue), strict=True):
+        for i, (need, behind_s) in enumerate(zip(queue, _tightest_behind(queue), strict=True)):
+            if not draft.open and not draft.room.num_free:
+                draft.wait(*queue[i:])
+                break
             batch = draft.open.get(need.kind.key)
             if batch is not None and _joins(draft, need, batch, passed_over_s, behind_s):
                 continue
@@ -151,7 +154,8 @@ def _start(draft: Draft, need: Need) -> bool:
         fewer = fitting[-1] if fitting else 0
         is_late = not fewer or (need.is_kept and draft.now + need.kind.alone[fewer] > need.latest)
         if is_late and (need.is_kept or need.reason is Reason.AGED) and draft.gather(degree):
-            draft.wait(need, Reason.GATHERING)
+            need.blocked = Reason.GATHERING
+            draft.wait(need)
             return False
         degree = fewer
     if degree and draft.start(need, degree):

@@ -19,10 +19,15 @@ from raydiance.parallel.mesh import Layout, Mesh, Subgroup
 from raydiance.parallel.schedule import SCHEDULES
 from raydiance.serve.engine.engine import Engine
 from raydiance.serve.engine.fleet import Alone
-from raydiance.serve.engine.loop import DenoisingLoop, Update
+from raydiance.serve.engine.loop import DenoisingLoop
+from raydiance.serve.engine.members import Update
 from raydiance.serve.engine.orders import Start, Turn, Wish
 from raydiance.serve.engine.pack import PackError
+from raydiance.serve.engine.planner import Planner
+from raydiance.serve.engine.policies.base import Rules
+from raydiance.serve.engine.policies.registry import policy
 from raydiance.serve.engine.rank import Rank
+from raydiance.serve.engine.ways import Costs
 
 TIMEOUT_S = 30
 
@@ -41,7 +46,7 @@ def engine(family: Wan) -> Engine:
 
 @pytest.fixture
 def loop(engine: Engine) -> Iterator[DenoisingLoop]:
-    made = DenoisingLoop(lambda: Alone(engine), max_batch_size=4, max_batch_tokens=100_000)
+    made = DenoisingLoop(lambda: Alone(engine), Planner(policy(), Costs(), Rules(max_batch_size=4)))
     yield made
     made.stop()
     assert not made.is_alive
@@ -162,7 +167,7 @@ class Poisoned(Engine):
 @pytest.mark.parametrize("error", [ValueError("poison"), torch.OutOfMemoryError("too big")], ids=["raises", "oom"])
 def test_a_failing_one_takes_nobody_with_it(family: Wan, error: Exception) -> None:
     engine = Poisoned(family, error)
-    loop = DenoisingLoop(lambda: Alone(engine), max_batch_size=4, max_batch_tokens=100_000)
+    loop = DenoisingLoop(lambda: Alone(engine), Planner(policy(), Costs(), Rules(max_batch_size=4)))
     listeners = {seed: Listener() for seed in (1, 2, 13, 4)}
     for seed, listener in listeners.items():
         loop.join(order(str(seed), seed=seed), listener)
@@ -200,3 +205,61 @@ def test_an_id_is_denoised_once(engine: Engine, loop: DenoisingLoop) -> None:
     with pytest.raises(ValueError, match="already"):
         loop.join(order("a"), Listener())
     loop.leave("a", listener)
+
+
+def test_one_that_is_paused_stays_where_it_is_until_somebody_joins_for_it(engine: Engine, loop: DenoisingLoop) -> None:
+    class Lease(Listener):
+        def wish(self, step_index: int) -> Wish:
+            return Wish(checkpoint=step_index == 3, pause=step_index == 3)
+
+        def __call__(self, update: Update) -> None:
+            super().__call__(update)
+            if update.step_index == 3:
+                self.ended.set()
+
+    lease, rest, other = Lease(), Listener(), Listener()
+    loop.join(order("a"), lease)
+    assert lease.ended.wait(TIMEOUT_S)
+    loop.join(order("b"), other)
+    other.wait()  # others go on meanwhile
+    assert [u.step_index for u in lease.updates] == [1, 2, 3]
+    begun = loop.fleet.rank._held["a"]  # type: ignore[attr-defined]
+    loop.join(replace(order("a"), step=3), rest)
+    assert torch.equal(rest.wait(), other.wait())
+    assert [u.step_index for u in rest.updates] == [4, 5, 6]
+    assert begun.step_index == 3  # it was not begun anew
+    loop.leave("a", lease)  # too late: it is another's
+
+
+def test_one_that_is_paused_elsewhere_goes_on_from_its_checkpoint(engine: Engine, loop: DenoisingLoop) -> None:
+    class Lease(Listener):
+        def wish(self, step_index: int) -> Wish:
+            return Wish(checkpoint=True, pause=step_index == 2)
+
+        def __call__(self, update: Update) -> None:
+            super().__call__(update)
+            if update.step_index == 2:
+                self.ended.set()
+
+    lease, rest = Lease(), Listener()
+    loop.join(order("a"), lease)
+    assert lease.ended.wait(TIMEOUT_S)
+    first = lease.updates[0].outcome
+    assert first is not None
+    loop.join(replace(order("a"), step=1, checkpoint=first.checkpoint), rest)
+    rest.wait()
+    assert [u.step_index for u in rest.updates] == [2, 3, 4, 5, 6]
+
+
+def test_what_a_step_took_is_shared_out_and_what_was_decided_is_told(engine: Engine, loop: DenoisingLoop) -> None:
+    listeners = [Listener(), Listener()]
+    with loop._changed:
+        for i, listener in enumerate(listeners):
+            loop.join(order(str(i), steps=4, seed=i), listener)
+    for listener in listeners:
+        listener.wait()
+    last = [listener.updates[-1] for listener in listeners]
+    assert all(update.gpu_seconds > 0 for update in last)
+    assert sum(update.gpu_seconds for update in last) <= loop.busy_s
+    assert all(sum(update.decisions.values()) >= 4 for update in last)
+    assert set().union(*(update.decisions for update in last)) <= {"spare", "batched", "others_first"}

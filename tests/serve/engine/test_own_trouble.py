@@ -20,11 +20,14 @@ from raydiance.parallel.mesh import Layout
 from raydiance.parallel.schedule import SCHEDULES
 from raydiance.serve.engine.engine import Engine
 from raydiance.serve.engine.fleet import Alone
-from raydiance.serve.engine.loop import DenoisingLoop, Update
-from raydiance.serve.engine.orders import Standing, Wish
-from raydiance.serve.engine.rounds import round_of
+from raydiance.serve.engine.loop import DenoisingLoop
+from raydiance.serve.engine.members import Update
+from raydiance.serve.engine.orders import Wish
+from raydiance.serve.engine.planner import Planner
+from raydiance.serve.engine.policies.base import Rules
+from raydiance.serve.engine.policies.registry import policy
 from raydiance.serve.engine.trajectory import Trajectory
-from raydiance.serve.engine.ways import ALONE, Costs, Limits, Shape, Way
+from raydiance.serve.engine.ways import Costs, Limits, Shape, Way
 from raydiance.serve.layout_check import limits_of
 from raydiance.serve.parallel_config import ParallelConfig
 
@@ -39,7 +42,8 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Wan:
 
 @contextmanager
 def looping(engine: Engine, costs: Costs | None = None) -> Iterator[DenoisingLoop]:
-    loop = DenoisingLoop(lambda: Alone(engine), max_batch_size=4, max_batch_tokens=100_000, costs=costs)
+    planner = Planner(policy(), costs or Costs(), Rules(max_batch_size=4, max_batch_tokens=100_000))
+    loop = DenoisingLoop(lambda: Alone(engine), planner)
     try:
         yield loop
         assert loop.is_alive
@@ -101,16 +105,6 @@ def test_a_request_without_a_way_fails_alone(family: Wan) -> None:
         with pytest.raises(ValueError, match="no layout of 1 ranks"):
             refused.wait()
         served.wait()
-
-
-def test_those_that_need_other_numbers_of_ranks_are_stepped_in_one_round() -> None:
-    """Guidance branches on two ranks, and nothing else split: a step without guidance takes one."""
-    costs = Costs(Limits(max_ulysses=1, ring=1, cfg=2))
-    both = [Standing(0, 10, "guided", 1000, 2), Standing(0, 10, "plain", 1000, 1), Standing(0, 10, "more", 500, 1)]
-    waves = round_of(both, 2, costs, max_batch_size=8, max_batch_tokens=10**9)
-    assert sorted(i for wave in waves for part in wave for b in part.batches for i in b) == [0, 1, 2]
-    layouts = {i: part.mesh.layout for wave in waves for part in wave for b in part.batches for i in b}
-    assert layouts == {0: Layout(cfg=2), 1: Layout(), 2: Layout()}
 
 
 class Again(Listener):
@@ -227,17 +221,6 @@ def test_costs_are_read_while_they_change() -> None:
     assert not errors
 
 
-def test_two_in_lanes_are_known_by_the_work_of_both() -> None:
-    costs, lanes = Costs(Limits(max_ulysses=2, ring=1)), Way(Layout(ulysses=2), SCHEDULES["lanes"])
-    costs.record(Shape(1000), Way(Layout(ulysses=2), SYNC), 1.0)
-    costs.record(Shape(1000), ALONE, 9.0)
-    costs.record(Shape(1000, num_batches=2), lanes, 1.9)
-    large, small = Standing(0, 10, "a", 5000, 1), Standing(0, 10, "b", 500, 1)
-    [[part]] = round_of([large, small], 2, costs, max_batch_size=8, max_batch_tokens=10**9)
-    assert part.schedule.lanes
-    assert part.shape.work == 5500
-
-
 def test_a_forced_schedule_is_that_of_two_batches_too() -> None:
     pair = Shape(1000, num_batches=2)
     assert Limits(schedule="lanes").ways(2, pair)
@@ -250,14 +233,3 @@ def test_two_batches_are_in_no_lanes_where_each_may_need_weights_that_displace_t
     card = registry.card(resolve.resolve("tiny"), "tiny")
     for offload, pairs in (("none", True), ("group", True), ("idle_expert", False)):
         assert limits_of(ParallelConfig(gpus=2), card, offload).pairs is pairs
-
-
-def test_who_has_too_few_tokens_for_a_layout_is_in_no_lane_of_it() -> None:
-    costs = Costs(Limits(max_ulysses=1))
-    apart, together = Way(Layout(cfg=2, ring=2), SYNC), Way(Layout(ring=4), SCHEDULES["lanes"])
-    costs.record(Shape(1000, 1, 2), apart, 1.0)
-    costs.record(Shape(1000, 1, 2, 2), together, 0.1)
-    large, tiny = Standing(0, 10, "a", 5000, 2), Standing(0, 10, "b", 3, 2)
-    waves = round_of([large, tiny], 4, costs, max_batch_size=8, max_batch_tokens=10**9)
-    [of_tiny] = [part for wave in waves for part in wave if any(1 in batch for batch in part.batches)]
-    assert of_tiny.mesh.layout.sequence <= 3

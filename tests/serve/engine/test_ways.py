@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from raydiance.parallel.mesh import Layout
 from raydiance.parallel.schedule import SCHEDULES, Schedule, name_of
-from raydiance.serve.engine.orders import Standing
-from raydiance.serve.engine.rounds import round_of
 from raydiance.serve.engine.ways import ALONE, Costs, Limits, Shape, Way
 
 GUIDED, UNGUIDED = Shape(1000, 1, 2), Shape(1000)
@@ -103,84 +97,3 @@ def test_a_size_that_costs_more_than_in_proportion_does_so_in_every_way() -> Non
     costs.record(small, best, 0.5)  # and not 0.1
     assert costs.seconds(small, other) == pytest.approx(1.0)
     assert costs.best(2, small) == (best, 0.5)
-
-
-def standing(key: str, tokens: int = 1000, branches: int = 1) -> Standing:
-    return Standing(0, 10, key, tokens, branches)
-
-
-def costs_of(seconds: dict[Layout, float]) -> Costs:
-    """Of a step of UNGUIDED."""
-    costs = Costs()
-    for layout, s in seconds.items():
-        costs.record(UNGUIDED, Way(layout, SYNC), s)
-    return costs
-
-
-def rounds(standings: list[Standing], size: int, costs: Costs, **limits: int) -> list[list[tuple[int, int]]]:
-    """By wave, the ranks and the trajectories of each part."""
-    waves = round_of(standings, size, costs, **{"max_batch_size": 8, "max_batch_tokens": 10**9, **limits})
-    for wave in waves:
-        ranks = [rank for part in wave for rank in part.mesh.subgroup.ranks]
-        assert len(ranks) == len(set(ranks))
-    return [[(part.mesh.subgroup.size, sum(map(len, part.batches))) for part in wave] for wave in waves]
-
-
-def test_one_takes_all_ranks_where_that_is_faster_and_one_where_it_is_not() -> None:
-    assert rounds([standing("a")], 2, costs_of({Layout(): 1.0, Layout(ulysses=2): 0.6})) == [[(2, 1)]]
-    assert rounds([standing("a")], 2, costs_of({Layout(): 1.0, Layout(ulysses=2): 1.6})) == [[(1, 1)]]
-
-
-def test_two_take_half_of_the_ranks_each() -> None:
-    costs = costs_of({Layout(): 1.0, Layout(ulysses=2): 0.6})
-    assert rounds([standing("a"), standing("a")], 2, costs) == [[(1, 1), (1, 1)]]
-    assert rounds([standing("a"), standing("b")], 2, costs) == [[(1, 1), (1, 1)]]
-    assert rounds([standing("a")] * 4, 2, costs) == [[(1, 2), (1, 2)]]
-    much_faster = costs_of({Layout(): 1.0, Layout(ulysses=2): 0.4})
-    assert rounds([standing("a"), standing("b")], 2, much_faster) == [[(2, 1)], [(2, 1)]]
-
-
-def test_two_that_need_all_ranks_share_them_in_lanes_where_that_was_measured_to_be_faster() -> None:
-    costs = costs_of({Layout(): 9.0, Layout(ulysses=2): 1.0})
-    pair = [standing("a"), standing("b")]
-    assert rounds(pair, 2, costs) == [[(2, 1)], [(2, 1)]]
-    lanes = Way(Layout(ulysses=2), SCHEDULES["lanes"])
-    costs.record(Shape(1000, num_batches=2), lanes, 1.5)
-    assert rounds(pair, 2, costs) == [[(2, 2)]]
-    [[part]] = round_of(pair, 2, costs, max_batch_size=8, max_batch_tokens=10**9)
-    assert (part.batches, part.way) == (((0,), (1,)), lanes)
-    for _ in range(2):
-        costs.record(Shape(1000, num_batches=2), lanes, 9.0)
-    assert rounds(pair, 2, costs) == [[(2, 1)], [(2, 1)]]
-
-
-def test_no_layout_is_an_error_with_the_numbers() -> None:
-    with pytest.raises(ValueError, match=r"no layout of 4 ranks for 1000 tokens within .*ring=8"):
-        round_of([standing("a")], 4, Costs(Limits(ring=8)), max_batch_size=8, max_batch_tokens=10**9)
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from("abc"), st.integers(8, 5000), st.sampled_from([1, 2])), min_size=1, max_size=12),
-    st.sampled_from([1, 2, 4, 8]),
-    st.dictionaries(st.sampled_from([Layout(), Layout(ulysses=2), Layout(ring=2), Layout(cfg=2)]), st.floats(0.1, 9)),
-    st.integers(1, 4),
-)
-def test_everyone_is_stepped_once_on_ranks_that_are_apart(
-    items: list[tuple[str, int, int]], size: int, seconds: dict[Layout, float], max_batch_size: int
-) -> None:
-    costs = Costs()
-    for branches in (1, 2):
-        for layout, s in seconds.items():
-            costs.record(Shape(1000, 1, branches), Way(layout, SYNC), s)
-    standings = [standing(f"{key}{tokens}{branches}", tokens, branches) for key, tokens, branches in items]
-    waves = round_of(standings, size, costs, max_batch_size=max_batch_size, max_batch_tokens=10**9)
-    assert sorted(i for wave in waves for part in wave for b in part.batches for i in b) == list(range(len(items)))
-    for wave in waves:
-        ranks = [rank for part in wave for rank in part.mesh.subgroup.ranks]
-        assert len(ranks) == len(set(ranks))
-        assert max(ranks) < size
-        for part in wave:
-            assert all(len({standings[i].key for i in batch}) == 1 for batch in part.batches)
-            assert all(len(batch) <= max_batch_size for batch in part.batches)
-            assert part.schedule.fits(part.mesh.layout)
-    assert math.isfinite(len(waves))

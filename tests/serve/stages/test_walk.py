@@ -16,7 +16,7 @@ from raydiance.serve.calls import ask
 from raydiance.serve.feed import Feed
 from raydiance.serve.request import GenerationRequest
 from raydiance.serve.stages import walk
-from raydiance.serve.stages.messages import Decoded, Denoised, Encoded, StageEvent
+from raydiance.serve.stages.messages import Decoded, Denoised, Encoded, Spent, StageEvent
 from raydiance.serve.stages.walk import Stages, Walk
 from raydiance.serve.storage.artifacts import ArtifactStore
 from raydiance.serve.storage.job import Artifact, Job
@@ -48,7 +48,7 @@ class Doubles:
 
     async def generate(self, work: Any, encoded: Any, image: Any) -> AsyncIterator[StageEvent]:
         self.lose("generate")
-        yield Denoised(LATENTS, 0.0)
+        yield Denoised(LATENTS, Spent())
 
     async def decode(
         self, latents: Any, spec: Spec, output: Any, prefix: str, index: int, previous: Any = None
@@ -70,7 +70,11 @@ def a_walk(doubles: Doubles) -> Walk:
         specs=[SPEC.to_dict()],
         created_at=0,
     )
-    return Walk(Stages(handle, handle, handle), CARD, job, Feed(job.id, 0), lambda _: None)
+
+    async def begin() -> Job:
+        return job
+
+    return Walk(Stages(handle, handle, handle), CARD, job, Feed(job.id, 0), lambda _: None, begin=begin)
 
 
 @pytest.mark.parametrize("stage", ["encode", "generate", "decode"])

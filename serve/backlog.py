@@ -1,0 +1,143 @@
+"""What waits for a denoiser, and what denoisers have: each sample is let go when it is its turn, a lease at a time.
+
+A replica is given a few seconds of work ahead (`lead_s`), so that it decides over little at every step, and nothing
+waits in it that another replica could do. What is more urgent than all that is there goes at once: room is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from raydiance.serve.engine.policies.base import TIERS
+from raydiance.serve.engine.terms import Terms
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample of a job.
+
+    Args:
+        terms: the deadline in them is that of its denoising.
+        seconds: of a replica that it still takes, alone.
+        since: when it came, in Unix seconds.
+    """
+
+    job_id: str
+    index: int
+    terms: Terms
+    seconds: float
+    since: float
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.job_id, self.index
+
+
+def urgency(sample: Sample, now: float, patience_s: float) -> tuple[int, float, float, str, int]:
+    """Less is first: what has waited for `patience_s`, then by tier, deadline and age. Pure."""
+    tier = TIERS.index(sample.terms.tier)
+    if now - sample.since >= patience_s:
+        return -1, sample.since, 0.0, *sample.key
+    return tier, sample.terms.deadline, sample.since, *sample.key
+
+
+@dataclass(slots=True)
+class _Waiting:
+    sample: Sample
+    turn: asyncio.Future[None]
+
+
+class Backlog:
+    """Belongs to one event loop.
+
+    Args:
+        num_replicas: that take the work.
+        lead_s: seconds of work that each is given ahead.
+        max_active: samples that all of them hold at most.
+        patience_s: see `urgency`.
+        clock: of Unix seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_replicas: int,
+        lead_s: float,
+        max_active: int,
+        patience_s: float,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.max_active = max_active
+        self._ahead_s = lead_s * num_replicas
+        self._patience_s = patience_s
+        self._clock = clock
+        self._waiting: dict[tuple[str, int], _Waiting] = {}
+        self._active: dict[tuple[str, int], Sample] = {}
+
+    @property
+    def waiting(self) -> list[Sample]:
+        return [each.sample for each in self._waiting.values()]
+
+    @property
+    def active(self) -> list[Sample]:
+        return list(self._active.values())
+
+    @asynccontextmanager
+    async def turn(self, sample: Sample) -> AsyncIterator[None]:
+        """Inside of it a replica may have the sample. Raises ValueError for one that waits or runs already."""
+        if sample.key in self._waiting or sample.key in self._active:
+            raise ValueError(f"sample {sample.index} of job {sample.job_id} is here already")
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[sample.key] = _Waiting(sample, turn)
+        self._let_go()
+        try:
+            await turn
+            yield
+        finally:
+            self._waiting.pop(sample.key, None)
+            self._active.pop(sample.key, None)
+            self._let_go()
+
+    def why(self, job_id: str) -> str | None:
+        """What a sample of a job waits for, in words; None where none of them waits."""
+        now = self._clock()
+        ordered = self._ordered(now)
+        place = next((i for i, each in enumerate(ordered) if each.sample.job_id == job_id), None)
+        if place is None:
+            return None
+        ahead = [*(each.sample for each in ordered[:place]), *self._active.values()]
+        first = ordered[place].sample
+        before = f"{place} more urgent wait before it" if place else "it is the next"
+        busy = f"denoisers hold {len(self._active)} with {_total(self._active.values()):.1f} s of work"
+        deadline = "none" if math.isinf(first.terms.deadline) else f"in {first.terms.deadline - now:.1f} s"
+        return f"{before}; {busy}; {_total(ahead):.1f} s are ahead of it; tier {first.terms.tier}, deadline {deadline}"
+
+    def _ordered(self, now: float) -> list[_Waiting]:
+        return sorted(self._waiting.values(), key=lambda each: urgency(each.sample, now, self._patience_s))
+
+    def _let_go(self) -> None:
+        now = self._clock()
+        for waiting in self._ordered(now):
+            if waiting.turn.done():
+                continue
+            if not self._has_room(waiting.sample, now):
+                return
+            del self._waiting[waiting.sample.key]
+            self._active[waiting.sample.key] = waiting.sample
+            waiting.turn.set_result(None)
+
+    def _has_room(self, sample: Sample, now: float) -> bool:
+        if len(self._active) >= self.max_active:
+            return False
+        own = urgency(sample, now, self._patience_s)
+        before = [each for each in self._active.values() if urgency(each, now, self._patience_s) < own]
+        return _total(before) < self._ahead_s
+
+
+def _total(samples: Iterable[Sample]) -> float:
+    return math.fsum(sample.seconds for sample in samples)
