@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from raydiance import __version__
-from raydiance.serve.cli import config, demo, generate, jobs, models, server
+from raydiance.serve.cli import calibrate, config, demo, generate, jobs, keys, models, server
 
 EPILOG = "Exit codes: 0 done, 1 failed, 2 wrong option, value or configuration, 130 interrupted."
 
@@ -26,8 +26,10 @@ app = typer.Typer(
 server.register(app)
 generate.register(app)
 demo.register(app)
+calibrate.register(app)
 app.add_typer(models.app, name="models")
 app.add_typer(jobs.app, name="jobs")
+app.add_typer(keys.app, name="keys")
 app.add_typer(config.app, name="config")
 
 
