@@ -135,6 +135,8 @@ class JobView(BaseModel):
     timings: dict[str, float]
     usage: JobUsage | None
     attempt: int
+    service_tier: str
+    group: str | None
     remixed_from: str | None
     tenant: str
     metadata: dict[str, str]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import math
 import socket
 import threading
 import time
@@ -28,6 +29,8 @@ from raydiance.serve.config import Config
 from raydiance.serve.errors import Conflict, NotFound
 from raydiance.serve.events import Event
 from raydiance.serve.feed import Feed
+from raydiance.serve.pricer import Quote, Target
+from raydiance.serve.request import GenerationRequest
 from raydiance.serve.storage.artifacts import ArtifactStore
 from raydiance.serve.storage.job import Artifact, Job, JobError, JobState, artifact_prefix, now
 from raydiance.serve.storage.jobs import JobStore
@@ -61,6 +64,7 @@ class DispatcherDouble:
 
     def __init__(self, jobs: JobStore, artifacts: ArtifactStore) -> None:
         self.card_: ModelCard | None = CARD
+        self.quoted = Quote(Target("standard", math.inf, math.inf), 0.0, 0.0, 0.0, 0.0)
         self.walks: dict[str, asyncio.Task[None]] = {}
         self.feeds: dict[str, Feed] = {}
         self._jobs = jobs
@@ -68,6 +72,18 @@ class DispatcherDouble:
 
     async def card(self) -> ModelCard | None:
         return self.card_
+
+    async def quote(self, request: GenerationRequest, specs: list[dict[str, Any]]) -> Quote:
+        return self.quoted
+
+    async def admit(self, job_id: str, request: GenerationRequest, specs: list[dict[str, Any]]) -> Quote:
+        return self.quoted
+
+    async def withdraw(self, job_id: str) -> None:
+        """Nothing was reserved."""
+
+    async def why(self, job_id: str) -> str | None:
+        return None
 
     async def enqueue(self, job_id: str) -> None:
         if job_id not in self.walks:
