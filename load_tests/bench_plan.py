@@ -37,7 +37,8 @@ class Formula:
         if num_ranks > 8:
             return None
         row_s = 2e-5 * shape.num_tokens + 2e-10 * shape.num_tokens**2
-        return 0.004 + row_s * shape.num_rows * shape.num_branches / num_ranks * 1.17 ** math.log2(num_ranks)
+        speedup = num_ranks / math.pow(1.17, math.log2(num_ranks))
+        return 0.004 + row_s * shape.num_rows * shape.num_branches / speedup
 
 
 def moment(seed: int) -> tuple[list[Candidate], Ranks, Rules]:

@@ -41,6 +41,11 @@ class Need:
     is_kept: bool = False
     is_stepping: bool = False
 
+    @property
+    def slack_at_most(self) -> float:
+        """Seconds that it can wait if it goes on as fast as it can."""
+        return self.slack + self.candidate.remaining_steps * (self.step_s - self.kind.rates[0])
+
 
 def appraise(
     now: float,

@@ -2,9 +2,9 @@
 
 1. What each deadline needs (`needs.py`): the cheapest option that is fast enough, and its GPU-seconds.
 2. Which deadlines are to be met (`triage.py`): as many as fit; the rest, and what has none, gets what these leave.
-3. Whose turn it is: what has waited for `patience_s`; what runs and has not had its quantum; those to be met, what
-   cannot wait for the next rank first, then in the order of their deadlines; and then the others, by tier, tenants
-   below their share first, what runs before what waits, oldest first.
+3. Whose turn it is: what has waited for `patience_s`; what runs and has not had its quantum; those to be met, by
+   deadline, but first what would be lost if it waited for a step; and then the others, by tier, tenants below their
+   share first, what runs before what waits, oldest first.
 4. In that order each joins a batch of its key, where that is cheaper and makes nobody late, or is given ranks.
 5. Ranks that are left (`spare.py`) halve batches or double degrees where that buys most time per GPU-second.
 
@@ -93,13 +93,15 @@ def _among_others(candidate: Candidate, above: frozenset[tuple[Tier, str]]) -> t
 
 
 def _by_urgency(kept: list[Need], num_free: int) -> list[Need]:
-    """By deadline, but first what would be late if it waited until the first of those that would go has made a step."""
-    wait_s, taken = math.inf, 0
+    """By deadline, but first what would be lost, however fast it went on, if it waited while those that would go made a
+    step. Whatever can still be made up for by more ranks waits: by slack alone, long ones would displace short ones."""
+    wait_s, taken = 0.0, 0
     for need in kept:
         if taken >= num_free:
             break
-        wait_s, taken = min(wait_s, need.step_s), taken + need.degree
-    return [n for n in kept if n.slack < wait_s] + [n for n in kept if n.slack >= wait_s]
+        wait_s, taken = max(wait_s, need.step_s), taken + need.degree
+    cannot_wait = [need for need in kept if need.slack_at_most < wait_s]
+    return cannot_wait + [need for need in kept if need.slack_at_most >= wait_s] if cannot_wait else kept
 
 
 def _blame_quantum(kept: Iterable[Need], num_free: int, num_held: int) -> None:

@@ -9,7 +9,7 @@ from tests.serve.engine.policies.tiny import World, most_met, random_case
 from raydiance.serve.engine.policies.base import Candidate
 from raydiance.serve.engine.policies.registry import policy
 
-CASES = 600
+CASES = 400
 
 
 def share_met(name: str, cases: int) -> float:

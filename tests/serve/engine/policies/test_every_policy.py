@@ -30,7 +30,7 @@ def ask(name: str, question: Question) -> Plan:
 
 
 @every_policy
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(question=questions())
 def test_a_plan_can_be_done(name: str, question: Question) -> None:
     """Ranks are free and given once, everyone is stepped once or waits for a reason, batches keep the limits."""
@@ -61,14 +61,14 @@ def idle_beside_waiting(plan: Plan, question: Question) -> bool:
 
 
 @every_policy
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(question=questions(headroom=0, all_free=True))
 def test_no_rank_is_idle_while_someone_waits_who_could_use_it(name: str, question: Question) -> None:
     assert not idle_beside_waiting(ask(name, question), question)
 
 
 @pytest.mark.parametrize("name", [name for name in registry.NAMES if name != "tetriserve"])
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(question=questions(headroom=0))
 def test_nor_where_others_are_in_the_middle_of_a_step(name: str, question: Question) -> None:
     """But for the ranks that are gathered for one that needs several. Rounds end with idle ranks, which is how that
@@ -78,7 +78,7 @@ def test_nor_where_others_are_in_the_middle_of_a_step(name: str, question: Quest
 
 
 @every_policy
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(question=questions(), seed=st.integers(0, 1 << 30))
 def test_the_same_input_gives_the_same_plan_in_whatever_order(name: str, question: Question, seed: int) -> None:
     plan = ask(name, question)

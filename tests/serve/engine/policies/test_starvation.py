@@ -52,7 +52,7 @@ def longest_wait(world: World, candidates: list[Candidate]) -> float:
 
 @pytest.mark.parametrize("told", [True, False], ids=["told of steps in progress", "not told"])
 def test_nothing_waits_beyond_the_bound(told: bool) -> None:
-    for seed in range(25):
+    for seed in range(12):
         made, candidates = world(seed, PATIENCE_S, told)
         made.run(candidates, until=UNTIL_S)
         step_s = max(s for prices in made.prices.seconds_of.values() for s in prices.values()) * 1.5  # type: ignore[attr-defined]
