@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,8 @@ from ray.serve.handle import DeploymentHandle
 
 from raydiance.models import resolve
 from raydiance.models.card import ModelCard
+from raydiance.models.family import Stage
+from raydiance.models.options import LoadOptions
 from raydiance.models.spec import Spec
 from raydiance.serve.background import detached
 from raydiance.serve.backlog import Backlog
@@ -29,16 +29,17 @@ from raydiance.serve.desk import Desk
 from raydiance.serve.engine.cost_fit import fit
 from raydiance.serve.engine.cost_model import CostModel
 from raydiance.serve.engine.cost_profile import ProfileError, identity_of, load_profile
-from raydiance.serve.errors import ConfigError, Conflict, NotFound, Unavailable
+from raydiance.serve.errors import ConfigError, Unavailable
 from raydiance.serve.events import Event
 from raydiance.serve.feed import Feed
+from raydiance.serve.job_life import JobLife, Stores
 from raydiance.serve.pricer import Pricer, Quote
 from raydiance.serve.request import GenerationRequest
 from raydiance.serve.stages import warm_up
-from raydiance.serve.stages.walk import Stages, Walk
+from raydiance.serve.stages.walk import Stages
 from raydiance.serve.storage.artifacts import ArtifactStore
 from raydiance.serve.storage.check import check_storage
-from raydiance.serve.storage.job import Artifact, Job, JobError, JobState, artifact_prefix, now
+from raydiance.serve.storage.job import Job, JobError, JobState
 from raydiance.serve.storage.jobs import JobStore
 
 log = logging.getLogger("ray.serve")
@@ -65,6 +66,7 @@ class Dispatcher:
         self._stages = Stages(**stages)
         self._jobs = JobStore(config.storage.database, ended_ttl_s=config.storage.artifact_ttl_s)
         self._artifacts = ArtifactStore(config.storage.artifacts)
+        self._stores = Stores(self._jobs, self._artifacts, config.storage.artifact_ttl_s)
         self._feeds: dict[str, Feed] = {}
         self._walks: dict[str, asyncio.Task[None]] = {}
         self._profile = _profile(config, model)
@@ -109,13 +111,13 @@ class Dispatcher:
         that a clean stop put back is queued, and is begun however often that was.
         """
         for listed in await asyncio.to_thread(self._jobs.unfinished, self._model.id):
-            job = None if listed.id in self._walks else await self._lookup(listed.id)
+            job = None if listed.id in self._walks else await self._stores.lookup(listed.id)
             if job is None or job.state.is_final or job.id in self._walks:
                 continue
             if job.attempt >= MAX_ATTEMPTS and job.state is JobState.IN_PROGRESS:
                 reason = self._reasons.pop(job.id, "the process that ran it died each time")
                 message = f"started {job.attempt} times and never finished: {reason}"
-                await self._fail(job.id, JobError(message=message[:1000]))
+                await self._stores.fail(job.id, JobError(message=message[:1000]))
                 continue
             if job.state is JobState.IN_PROGRESS:
                 job = await asyncio.to_thread(self._jobs.requeue, job.id)
@@ -173,117 +175,16 @@ class Dispatcher:
             self._feeds.pop(job_id, None)
 
     async def _walk(self, job: Job, feed: Feed) -> None:
-        """The whole life of one job, to its final event."""
         try:
-            ended = await self._end_of(job, feed)
+            await self._life(job, feed).live()
         except Unavailable as e:  # it is not final in the table, so the next look there takes it up again
             log.warning("job %s: storage is away, to be taken up again: %s", job.id, e)
             self._reasons[job.id] = str(getattr(e, "cause", None) or e)
-            return
-        finally:
-            self._desk.leave(job.id)
-        self._reasons.pop(job.id, None)
-        if ended is None:
-            feed.publish("cancelled", {"id": job.id, "status": "cancelled"})  # deleted meanwhile
-        elif ended.state is JobState.COMPLETED:
-            feed.publish("completed", ended.public())
-        elif ended.state.is_final:
-            feed.publish("failed" if ended.state is JobState.FAILED else "cancelled", ended.public())
+        else:
+            self._reasons.pop(job.id, None)
 
-    async def _end_of(self, job: Job, feed: Feed) -> Job | None:
-        """The ended job; None if it was deleted. Raises Unavailable when that could not be written."""
-        deadline_s = None if job.request.deadline_s is None else job.created_at + job.request.deadline_s - now()
-        try:
-            async with asyncio.timeout(deadline_s):
-                return await self._run(job, feed)
-        except TimeoutError:
-            message = f"it was not done within deadline_s={job.request.deadline_s:g}, after which nobody wants it"
-            return await self._fail(job.id, JobError(message=message, param="deadline_s", code="deadline_exceeded"))
-        except asyncio.CancelledError:
-            return await self._lookup(job.id)
-        except Unavailable:
-            raise
-        except (Conflict, NotFound):
-            return await self._lookup(job.id)  # cancelled, deleted, or another's
-        except Exception as e:
-            log.exception("job %s failed", job.id)
-            cause = getattr(e, "cause", None) or e
-            return await self._fail(job.id, JobError(message=f"{type(cause).__name__}: {cause}"[:1000]))
-
-    async def _run(self, job: Job, feed: Feed) -> Job | None:
-        """Raises Conflict or NotFound where it is no longer to be done."""
-        waited_from, card = time.monotonic(), await self._warm
-        samples = self._desk.enter(job)
-        started: list[asyncio.Task[Job]] = []
-
-        async def begin() -> Job:
-            """Once, when its first sample has its turn."""
-            if not started:
-                started.append(asyncio.ensure_future(self._start_job(job.id, feed)))
-            return await asyncio.shield(started[0])
-
-        @asynccontextmanager
-        async def turn(index: int, share: float) -> AsyncIterator[None]:
-            whole = samples[index]
-            async with self._backlog.turn(self._desk.left(whole, whole.seconds * share)):
-                yield
-
-        walk = Walk(
-            self._stages,
-            card,
-            job,
-            feed,
-            lambda p: self._jobs.set_progress(job.id, p),
-            begin=begin,
-            turns=turn,
-            terms=[sample.terms for sample in samples],
-            prices_s=[sample.seconds for sample in samples],
-            lease_s=self._config.scheduling.lease_s,
-        )
-        artifacts, timings = await walk.run()
-        self._learn(job, walk, timings)
-        timings["total_s"] = time.monotonic() - waited_from
-        return await self._complete(job.id, walk, artifacts, timings)
-
-    async def _start_job(self, job_id: str, feed: Feed) -> Job:
-        job = await asyncio.to_thread(self._jobs.start, job_id)
-        feed.publish("started", {"progress": 0, "attempt": job.attempt})
-        return job
-
-    def _learn(self, job: Job, walk: Walk, timings: dict[str, float]) -> None:
-        if self._desk.pricer is not None:
-            for values, busy_s in zip(job.specs, walk.busy_s, strict=True):
-                self._desk.pricer.observe(Spec.from_dict(values), busy_s, timings)
-
-    async def _complete(
-        self, job_id: str, walk: Walk, artifacts: list[Artifact], timings: dict[str, float]
-    ) -> Job | None:
-        try:
-            return await asyncio.to_thread(
-                lambda: self._jobs.complete(
-                    job_id,
-                    artifacts=artifacts,
-                    timings={k: round(v, 4) for k, v in timings.items()},
-                    expires_at=now() + self._config.storage.artifact_ttl_s,
-                    gpu_seconds=walk.gpu_seconds,
-                    decisions=walk.decisions,
-                )
-            )
-        except (Conflict, NotFound):  # cancelled or deleted in the last moment: its files go too
-            await self._artifacts.delete_prefix(artifact_prefix(job_id))
-            return await self._lookup(job_id)
-
-    async def _fail(self, job_id: str, error: JobError) -> Job | None:
-        try:
-            return await asyncio.to_thread(self._jobs.fail, job_id, error)
-        except (Conflict, NotFound):
-            return await self._lookup(job_id)
-
-    async def _lookup(self, job_id: str) -> Job | None:
-        try:
-            return await asyncio.to_thread(self._jobs.get, job_id)
-        except NotFound:
-            return None
+    def _life(self, job: Job, feed: Feed) -> JobLife:
+        return JobLife(self._config, self._stages, self._warm, self._desk, self._backlog, self._stores, job, feed)
 
     async def cancel(self, job_id: str) -> None:
         """Drops the work of a job that the table has as cancelled: the denoiser stops within one step.
@@ -343,7 +244,16 @@ def _profile(config: Config, model: ModelConfig) -> CostModel | None:
         return None
     folder = resolve.resolve(model.path, model.revision)
     try:
-        identity = identity_of(folder, model.load_options, config.denoiser.num_threads)
+        devices = {
+            "encode": config.text_encoder.num_gpus,
+            "denoise": config.denoiser.num_gpus or config.parallel_of(model).gpus > 1,
+            "decode": config.vae_decoder.num_gpus,
+        }
+
+        def options(stage: Stage) -> LoadOptions:
+            return model.load_options(stage, "cuda" if devices[stage] else "cpu")
+
+        identity = identity_of(folder, options, config.denoiser.num_threads)
         return load_profile(Path(model.cost_profile), identity).model
     except ProfileError as e:
         raise ConfigError(f"models[].cost_profile: {e}") from e

@@ -144,8 +144,8 @@ async def _lose(pid: int, fault: int) -> dict[str, Any]:
 
     last, lost_at = None, 0.0
     try:
-        async with denoising(deployment("Denoiser"), Work(f"long-{pid}", spec()), embeddings(), None) as events:
-            async for event in events:
+        async with denoising(deployment("Denoiser"), Work(f"long-{pid}", spec()), embeddings(), None) as lease:
+            async for event in lease.events:
                 if isinstance(event, Checkpointed):
                     last = event
                     if not lost_at and event.step > 5:
@@ -165,8 +165,8 @@ async def _off(step: int, checkpoint: bytes | None) -> float:
     from raydiance.serve.stages.messages import Denoised, Work
 
     work, found = Work(f"again-{step}", spec(), checkpoint=checkpoint, step=step), None
-    async with denoising(deployment("Denoiser"), work, embeddings(), None) as events:
-        async for event in events:
+    async with denoising(deployment("Denoiser"), work, embeddings(), None) as lease:
+        async for event in lease.events:
             if isinstance(event, Denoised):
                 found = await event.latents
     assert found is not None

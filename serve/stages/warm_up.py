@@ -26,12 +26,14 @@ def specs(card: ModelCard) -> Iterator[Spec]:
     """The default size, half of it, and a picture of a model that makes both: as far as the card takes them."""
     whole = default_spec(card, num_inference_steps=min(max(NUM_STEPS, card.min_steps), card.max_steps))
     multiple = card.size_multiple
-    half = replace(whole, **{side: max(multiple, size // 2 // multiple * multiple) for side, size in _sides(whole)})
+    height, width = (max(multiple, size // 2 // multiple * multiple) for size in (whole.height, whole.width))
+    half = replace(whole, height=height, width=width)
     pictures = [task for task in card.tasks if task not in VIDEO_TASKS and not card.accepts(task)]
     picture = replace(whole, task=pictures[0], num_frames=1, audio=False) if pictures and whole.is_video else whole
-    for spec in dict.fromkeys((whole, half, picture)):
+    for i, spec in enumerate(made := (whole, half, picture)):
         try:
-            yield card.check(spec)
+            if spec not in made[:i]:
+                yield card.check(spec)
         except FieldError:
             continue
 
@@ -79,7 +81,3 @@ async def _denoise(stages: Stages, work: Work, embeddings: Any, inputs: Any) -> 
             if isinstance(event, Denoised):
                 return event.latents, event.spent
     raise GenerationFailed(f"the denoiser ended {work.id} without a result")
-
-
-def _sides(spec: Spec) -> tuple[tuple[str, int], tuple[str, int]]:
-    return ("height", spec.height), ("width", spec.width)

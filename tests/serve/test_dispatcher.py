@@ -30,7 +30,7 @@ from raydiance.serve.storage.artifacts import ArtifactStore
 from raydiance.serve.storage.job import Job, JobState, new_job_id, now
 from raydiance.serve.storage.jobs import JobStore
 
-TIMEOUT_S = 60
+TIMEOUT_S = 20
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,171 @@
+"""One job's life: queued → its samples denoised, a lease at a time → decoded and stored → its end in the table."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from raydiance.models.card import ModelCard
+from raydiance.models.spec import Spec
+from raydiance.serve.backlog import Backlog
+from raydiance.serve.config import Config
+from raydiance.serve.desk import Desk
+from raydiance.serve.errors import Conflict, NotFound, Unavailable
+from raydiance.serve.feed import Feed
+from raydiance.serve.stages.walk import Stages, Walk
+from raydiance.serve.storage.artifacts import ArtifactStore
+from raydiance.serve.storage.job import Artifact, Job, JobError, JobState, artifact_prefix, now
+from raydiance.serve.storage.jobs import JobStore
+
+log = logging.getLogger("ray.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """Where a job's end is written."""
+
+    jobs: JobStore
+    artifacts: ArtifactStore
+    ttl_s: float
+
+    async def lookup(self, job_id: str) -> Job | None:
+        """None for one that was deleted."""
+        try:
+            return await asyncio.to_thread(self.jobs.get, job_id)
+        except NotFound:
+            return None
+
+    async def start(self, job_id: str) -> Job:
+        """Raises Conflict or NotFound where it is no longer to be done."""
+        return await asyncio.to_thread(self.jobs.start, job_id)
+
+    async def fail(self, job_id: str, error: JobError) -> Job | None:
+        try:
+            return await asyncio.to_thread(self.jobs.fail, job_id, error)
+        except (Conflict, NotFound):
+            return await self.lookup(job_id)
+
+    async def complete(
+        self, job_id: str, walk: Walk, artifacts: list[Artifact], timings: dict[str, float]
+    ) -> Job | None:
+        try:
+            return await asyncio.to_thread(
+                lambda: self.jobs.complete(
+                    job_id,
+                    artifacts=artifacts,
+                    timings={k: round(v, 4) for k, v in timings.items()},
+                    expires_at=now() + self.ttl_s,
+                    gpu_seconds=walk.gpu_seconds,
+                    decisions=walk.decisions,
+                )
+            )
+        except (Conflict, NotFound):  # cancelled or deleted in the last moment: its files go too
+            await self.artifacts.delete_prefix(artifact_prefix(job_id))
+            return await self.lookup(job_id)
+
+
+class JobLife:
+    """Args:
+    warm: the model's card, when it is known what its requests take.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        stages: Stages,
+        warm: asyncio.Future[ModelCard],
+        desk: Desk,
+        backlog: Backlog,
+        stores: Stores,
+        job: Job,
+        feed: Feed,
+    ) -> None:
+        self._lease_s = config.scheduling.lease_s
+        self._stages = stages
+        self._warm = warm
+        self._desk = desk
+        self._backlog = backlog
+        self._stores = stores
+        self._job = job
+        self._feed = feed
+        self._started: asyncio.Future[Job] | None = None
+
+    async def live(self) -> None:
+        """To its final event. Raises Unavailable where its end could not be written."""
+        job = self._job
+        try:
+            ended = await self._end()
+        finally:
+            self._desk.leave(job.id)
+        if ended is None:
+            self._feed.publish("cancelled", {"id": job.id, "status": "cancelled"})  # deleted meanwhile
+        elif ended.state is JobState.COMPLETED:
+            self._feed.publish("completed", ended.public())
+        elif ended.state.is_final:
+            self._feed.publish("failed" if ended.state is JobState.FAILED else "cancelled", ended.public())
+
+    async def _end(self) -> Job | None:
+        """The ended job; None if it was deleted. Raises Unavailable."""
+        job, wanted_s = self._job, self._job.request.deadline_s
+        left_s = None if wanted_s is None else job.created_at + wanted_s - now()
+        try:
+            async with asyncio.timeout(left_s):
+                return await self._run()
+        except TimeoutError:
+            message = f"it was not done within deadline_s={wanted_s}, after which nobody wants it"
+            return await self._stores.fail(
+                job.id, JobError(message=message, param="deadline_s", code="deadline_exceeded")
+            )
+        except (asyncio.CancelledError, Conflict, NotFound):
+            return await self._stores.lookup(job.id)  # cancelled, deleted, or another's
+        except Unavailable:
+            raise
+        except Exception as e:
+            log.exception("job %s failed", job.id)
+            cause = getattr(e, "cause", None) or e
+            return await self._stores.fail(job.id, JobError(message=f"{type(cause).__name__}: {cause}"[:1000]))
+
+    async def _run(self) -> Job | None:
+        """Raises Conflict or NotFound where it is no longer to be done."""
+        job, waited_from, card = self._job, time.monotonic(), await self._warm
+        samples = self._desk.enter(job)
+
+        @asynccontextmanager
+        async def turn(index: int, share: float) -> AsyncIterator[None]:
+            whole = samples[index]
+            async with self._backlog.turn(self._desk.left(whole, whole.seconds * share)):
+                yield
+
+        walk = Walk(
+            self._stages,
+            card,
+            job,
+            self._feed,
+            lambda p: self._stores.jobs.set_progress(job.id, p),
+            begin=self._begin,
+            turns=turn,
+            terms=[sample.terms for sample in samples],
+            prices_s=[sample.seconds for sample in samples],
+            lease_s=self._lease_s,
+        )
+        artifacts, timings = await walk.run()
+        if self._desk.pricer is not None:
+            for values, busy_s in zip(job.specs, walk.busy_s, strict=True):
+                self._desk.pricer.observe(Spec.from_dict(values), busy_s, timings)
+        timings["total_s"] = time.monotonic() - waited_from
+        return await self._stores.complete(job.id, walk, artifacts, timings)
+
+    async def _begin(self) -> Job:
+        """Once, when the first sample has its turn."""
+        if self._started is None:
+            self._started = asyncio.ensure_future(self._start())
+        return await asyncio.shield(self._started)
+
+    async def _start(self) -> Job:
+        job = await self._stores.start(self._job.id)
+        self._feed.publish("started", {"progress": 0, "attempt": job.attempt})
+        return job
