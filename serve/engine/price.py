@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from raydiance.models.card import ModelCard
 from raydiance.models.spec import Spec
 from raydiance.serve.engine import cost_model
 from raydiance.serve.engine.cost_fit import ErrorStats
 from raydiance.serve.engine.cost_model import CostModel, Part, Work
-from raydiance.serve.engine.cost_residuals import LAST, Residuals
+from raydiance.serve.engine.cost_residuals import LAST, Correction, Residuals
 from raydiance.serve.engine.ways import Costs, Shape
 
-QUANTILE = 0.7
-"""Of observed / predicted. See `Residuals`."""
+QUANTILE = 0.8
+"""Of observed / predicted, for what is to be reckoned with. See `Residuals`."""
 MEMO = 4096
 """Shapes whose seconds are kept until the next observation."""
 
@@ -67,12 +68,12 @@ class Pricing:
         self._costs = costs
         self._q, self._last = q, last
         self._residuals: dict[tuple[Part, int], Residuals] = {}
-        self._told: dict[Part, float] = {}
+        self._told: dict[Part, Correction] = {}
         self._memo: dict[tuple[Shape, int, float], float | None] = {}
         self._residuals_of("step")  # refuses a wrong quantile or length now
 
     def seconds(self, shape: Shape, num_ranks: int = 1, cache_factor: float = 1.0) -> float | None:
-        """Of one step; None where no layout takes so many ranks.
+        """Of one step, as is to be reckoned with; None where no layout takes so many ranks.
 
         Args:
             cache_factor: see `CostModel.seconds`.
@@ -81,7 +82,7 @@ class Pricing:
         if key not in self._memo:
             if len(self._memo) >= MEMO:
                 self._memo.clear()
-            self._memo[key] = self._seconds(shape, num_ranks, cache_factor)
+            self._memo[key] = self._seconds(shape, num_ranks, cache_factor, "upper")
         return self._memo[key]
 
     def observe(self, shape: Shape, num_ranks: int, seconds: float, cache_factor: float = 1.0) -> None:
@@ -100,7 +101,7 @@ class Pricing:
             self._memo.clear()
 
     def price(self, spec: Spec, card: ModelCard, *, batch: int = 1, degree: int = 1, num_references: int = 0) -> Price:
-        """Of one sample, before any work is done.
+        """Of one sample, as is to be expected, before any work is done.
 
         Args:
             batch: samples of its kind that step with it, itself included.
@@ -112,7 +113,7 @@ class Pricing:
         """
         guided = card.uses_negative(spec)
         shape = Shape(self.model.num_tokens(spec, card, num_references), batch, 2 if guided else 1)
-        step_s, num_steps = self.seconds(shape, degree), spec.num_inference_steps - spec.first_step
+        step_s, num_steps = self._seconds(shape, degree, 1.0, "typical"), spec.num_inference_steps - spec.first_step
         if step_s is None:
             raise ValueError(f"no layout takes {shape.num_tokens} tokens on {degree} ranks")
         text_s = self._part("text", cost_model.text_work(2 if guided else 1))
@@ -124,19 +125,19 @@ class Pricing:
         gpu_seconds = text_s + inputs_s + decode_s + denoise_s * degree / batch
         return Price(text_s, inputs_s, denoise_s, decode_s, file_s, step_s, num_steps, gpu_seconds)
 
-    def correction(self, part: Part = "step", num_ranks: int = 1) -> float:
+    def correction(self, part: Part = "step", num_ranks: int = 1) -> Correction:
         """What the model's seconds are multiplied with: as observed here, else as told, else 1."""
         for ranks in (num_ranks, 1):
             found = self._residuals.get((part, ranks))
             if found is not None and found.count:
-                return found.factor
-        return self._told.get(part, 1.0)
+                return found.correction
+        return self._told.get(part, Correction())
 
-    def corrections(self) -> dict[Part, float]:
+    def corrections(self) -> dict[Part, Correction]:
         """By part, for those who price where nothing is observed (`tell`)."""
         return {part: self.correction(part) for part in self.model.coefficients}
 
-    def tell(self, corrections: Mapping[Part, float]) -> None:
+    def tell(self, corrections: Mapping[Part, Correction]) -> None:
         """What others have observed: a denoiser its steps, a dispatcher the rest."""
         self._told |= corrections
         self._memo.clear()
@@ -146,17 +147,21 @@ class Pricing:
         found = [r.errors for (name, _), r in self._residuals.items() if part in (None, name)]
         return ErrorStats.of([error for errors in found for error in errors])
 
-    def _seconds(self, shape: Shape, num_ranks: int, cache_factor: float) -> float | None:
+    def _seconds(
+        self, shape: Shape, num_ranks: int, cache_factor: float, kind: Literal["typical", "upper"]
+    ) -> float | None:
         if self._costs is not None:
             best = self._costs.best(num_ranks, shape)
             if best is None:
                 return None
             if num_ranks > 1 and best[1] is not None:
                 return best[1] * cache_factor
-        return self.model.seconds(shape, num_ranks, cache_factor) * self.correction("step", num_ranks)
+        correction = self.correction("step", num_ranks)
+        factor = correction.upper if kind == "upper" else correction.typical
+        return self.model.seconds(shape, num_ranks, cache_factor) * factor
 
     def _part(self, part: Part, work: Work) -> float:
-        return self.model.predict(part, work) * self.correction(part)
+        return self.model.predict(part, work) * self.correction(part).typical
 
     def _residuals_of(self, part: Part, num_ranks: int = 1) -> Residuals:
         return self._residuals.setdefault((part, num_ranks), Residuals(self._q, self._last))

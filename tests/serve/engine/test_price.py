@@ -14,7 +14,7 @@ from raydiance.models.tiny import CHECKPOINT
 from raydiance.parallel.mesh import Layout
 from raydiance.parallel.schedule import SCHEDULES
 from raydiance.serve.engine.cost_model import CostModel, text_work
-from raydiance.serve.engine.cost_residuals import LAST, RUN, Residuals
+from raydiance.serve.engine.cost_residuals import LAST, RUN, Correction, Residuals
 from raydiance.serve.engine.policies.base import Prices
 from raydiance.serve.engine.price import Pricing
 from raydiance.serve.engine.ways import ALONE, Costs, Limits, Shape, Way
@@ -105,7 +105,7 @@ def test_a_slowdown_is_followed_and_forgotten(shapes: list[Shape]) -> None:
         for i in range(10 * RUN):
             shape = shapes[i % len(shapes)]
             pricing.observe(shape, 1, factor * MODEL.seconds(shape))
-        assert pricing.correction() == pytest.approx(factor)
+        assert pricing.correction() == pytest.approx((factor, factor))
         assert pricing.seconds(other) == pytest.approx(factor * MODEL.seconds(other))
         assert pricing.error_stats("step").p95 <= 2.01
 
@@ -116,25 +116,25 @@ def test_half_of_the_observations_are_enough() -> None:
         pricing.observe(Shape(48 + i), 1, MODEL.seconds(Shape(48 + i)))
     for i in range(10):
         pricing.observe(Shape(48 + i), 1, 2 * MODEL.seconds(Shape(48 + i)))
-    assert pricing.correction() == pytest.approx(2.0)
+    assert pricing.correction() == Correction(pytest.approx(1.5), pytest.approx(2.0))
 
 
 def test_one_hiccup_is_no_slowdown() -> None:
     pricing = Pricing(MODEL, q=0.6)
     pricing.observe(SHAPE, 1, 50 * ALONE_S)
-    assert pricing.correction() == pytest.approx(1.0)
+    assert pricing.correction() == pytest.approx((1.0, 1.0))
 
 
 def test_parts_and_degrees_are_corrected_apart() -> None:
     pricing = Pricing(MODEL)
-    for i in range(LAST):
+    for i in range(4 * RUN):
         pricing.observe_part("text", text_work(1), 0.2)
         pricing.observe(Shape(48 + i), 2, 4 * MODEL.seconds(Shape(48 + i), 2))
         pricing.observe(Shape(48 + i), 1, 1.5 * MODEL.seconds(Shape(48 + i)))
-    assert pricing.correction("text") == pytest.approx(2.0)
-    assert pricing.correction("decode") == 1.0
-    assert pricing.correction("step", 2) == pytest.approx(4.0)
-    assert pricing.correction("step", 8) == pricing.correction("step") == pytest.approx(1.5)
+    assert pricing.correction("text") == pytest.approx((2.0, 2.0))
+    assert pricing.correction("decode") == (1.0, 1.0)
+    assert pricing.correction("step", 2) == pytest.approx((4.0, 4.0))
+    assert pricing.correction("step", 8) == pricing.correction("step") == pytest.approx((1.5, 1.5))
     assert pricing.price(SPEC, CARD).text_s == pytest.approx(0.4)
 
 
@@ -171,10 +171,12 @@ def test_what_is_no_time_is_not_observed(seconds: float) -> None:
     residuals = Residuals(0.5)
     residuals.observe("a", 1.0, seconds)
     residuals.observe("a", seconds, 1.0)
-    assert (residuals.factor, residuals.count, residuals.errors) == (1.0, 0, [])
+    assert (residuals.correction, residuals.count, residuals.errors) == (Correction(), 0, [])
 
 
-@pytest.mark.parametrize(("q", "last", "says"), [(1.1, 5, "quantile=1.1"), (0.5, 0, "last=0")])
+@pytest.mark.parametrize(
+    ("q", "last", "says"), [(1.1, 5, "quantile=1.1"), (0.4, 5, "quantile=0.4"), (0.5, 0, "last=0")]
+)
 def test_impossible_windows_are_refused(q: float, last: int, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Pricing(MODEL, q=q, last=last)
