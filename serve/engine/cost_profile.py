@@ -37,7 +37,7 @@ def identity_of(folder: Path, options: Callable[[Stage], LoadOptions], num_threa
 
     Args:
         options: how each stage is loaded; `ModelConfig.load_options` on its device.
-        num_threads: torch's, of a denoiser on the CPU.
+        num_threads: torch's, of a denoiser on the CPU; 0 for the machine's cores.
 
     Raises:
         CheckpointError: it is no checkpoint, or a guest, whose steps are not ours to time.
@@ -51,7 +51,7 @@ def identity_of(folder: Path, options: Callable[[Stage], LoadOptions], num_threa
         identity[f"{stage}.device"], identity[f"{stage}.dtype"] = made.device, made.dtype
         identity[f"{stage}.files"] = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
     if options("denoise").device == "cpu":
-        identity["num_threads"] = str(num_threads)
+        identity["num_threads"] = str(num_threads or os.cpu_count() or 1)
     return identity | {name: importlib.metadata.version(name) for name in PACKAGES}
 
 

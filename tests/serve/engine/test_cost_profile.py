@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -61,6 +62,7 @@ def test_an_identity_says_what_costs_depend_on(tmp_path: Path) -> None:
     assert HERE["num_threads"] == "1"
     assert {"torch", "raydiance", "diffusers", "decode.files"} <= HERE.keys()
     assert identity_of(CHECKPOINT, options, 1) == HERE
+    assert identity_of(CHECKPOINT, options, 0)["num_threads"] == str(os.cpu_count())
     on_gpu = identity_of(CHECKPOINT, partial(options, device="cuda"), 1)
     assert on_gpu["denoise.device"] == "cuda"
     assert "num_threads" not in on_gpu
