@@ -45,24 +45,33 @@ def judge(now: float, due: Sequence[Due], own: Due, around_s: float, capacity: f
         own: its deadline is that of all of it.
         capacity: seconds of work that are done in a second: replicas, times what batches win.
     """
-    before_s = math.fsum(each.seconds for each in due if each.deadline <= own.deadline) / capacity
-    own_s = own.seconds / capacity if capacity < 1 else own.seconds
-    finish = now + before_s + own_s + around_s
-    wait_s = max(finish - own.deadline, _delay_of_others(now, due, own, capacity), 0.0)
+    ordered = sorted(due, key=lambda each: each.deadline)
+    own_s = own.seconds / min(capacity, 1.0)
+    before_s, finish, wait_s = 0.0, now, 0.0
+    for _ in range(len(ordered) + 2):  # each time at least one more comes before it
+        before_s = math.fsum(each.seconds for each in ordered if each.deadline <= own.deadline + wait_s) / capacity
+        finish = now + before_s + own_s + around_s
+        needed_s = max(finish - own.deadline, _until_past(now, ordered, own, wait_s, capacity))
+        if needed_s <= wait_s:
+            break
+        wait_s = needed_s
+    if wait_s > 0:
+        before_s = math.fsum(each.seconds for each in ordered if each.deadline <= own.deadline) / capacity
+        finish = now + before_s + own_s + around_s
     return Verdict(before_s, finish, max(wait_s, MIN_WAIT_S) if wait_s > 0 else 0.0)
 
 
-def _delay_of_others(now: float, due: Sequence[Due], own: Due, capacity: float) -> float:
-    """By how much it would make the worst of those with later deadlines late, that are not late without it."""
-    later = sorted(each.deadline for each in due if own.deadline < each.deadline < math.inf)
-    worst = 0.0
-    ordered = sorted(due, key=lambda each: each.deadline)
-    total, i = 0.0, 0
-    for deadline in later:
-        while i < len(ordered) and ordered[i].deadline <= deadline:
-            total += ordered[i].seconds
-            i += 1
-        lateness = now + total / capacity - deadline
-        if lateness <= 0:
-            worst = max(worst, lateness + own.seconds / capacity)
-    return worst
+def _until_past(now: float, ordered: Sequence[Due], own: Due, wait_s: float, capacity: float) -> float:
+    """Seconds after which it is due behind all that it would make late; 0 where it makes nobody late.
+
+    Waiting does not help those with later deadlines: the work is the same. It helps to be due after them.
+    """
+    total, past_s = 0.0, 0.0
+    for each in ordered:
+        total += each.seconds
+        if not own.deadline + wait_s < each.deadline < math.inf:
+            continue
+        end = now + total / capacity
+        if end <= each.deadline < end + own.seconds / capacity:
+            past_s = max(past_s, each.deadline - own.deadline)
+    return past_s
