@@ -19,15 +19,15 @@ from raydiance.models.card import ModelCard
 from raydiance.models.family import Stage
 from raydiance.serve.config import Config, ModelConfig, load_config
 from raydiance.serve.dispatcher import Dispatcher
+from raydiance.serve.engine import memory
 from raydiance.serve.errors import ConfigError
 from raydiance.serve.gateway import Gateway
 from raydiance.serve.layout_check import check_layout
-from raydiance.serve.stages import memory
 from raydiance.serve.stages.placement import decoder_placement, placement
 
 log = logging.getLogger("ray.serve")
 APP_NAME = "raydiance"
-ROUTER = "raydiance.serve.stages.router.WorkRouter"
+ROUTER: dict[str, Any] = {"request_router_class": "raydiance.serve.stages.router.WorkRouter"}
 UNBOUNDED = 1_000_000  # the queue is the jobs table, bounded by limits.max_queued_jobs; none of it waits in Serve
 
 
@@ -113,9 +113,7 @@ class Binder:
         if (card := _card(model)) is not None:
             check_layout(parallel, card)
         device = "cpu" if parallel.gpus > 1 else _device(config)  # of the coordinator, where there are ranks
-        options = placement(config, parallel) | {
-            "request_router_config": RequestRouterConfig(request_router_class=ROUTER)
-        }
+        options = placement(config, parallel) | {"request_router_config": RequestRouterConfig(**ROUTER)}
         args = model, config, device, parallel, self._config.scheduling
         return self._deploy(cls, model, config.num_replicas, device, options, *args)
 

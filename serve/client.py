@@ -21,6 +21,7 @@ from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from raydiance.models.card import ModelCard
 from raydiance.models.inputs import ImageRole
 from raydiance.models.spec import Task
+from raydiance.serve.engine.policies.base import Tier
 from raydiance.serve.attachments import attach
 from raydiance.serve.cluster import join_cluster
 from raydiance.serve.errors import GenerationFailed, InvalidRequest, RaydianceError, Unavailable
@@ -60,6 +61,10 @@ class Fields(TypedDict, total=False):
     previews: int
     webhook: str
     metadata: dict[str, str]
+    service_tier: Tier
+    slo_s: float
+    deadline_s: float
+    group: str
     guidance_scale_2: float
     true_cfg_scale: float
     image_guidance_scale: float

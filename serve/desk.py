@@ -46,7 +46,10 @@ class Desk:
         return self._pricer
 
     def quote(self, request: GenerationRequest, specs: Sequence[Spec], now: float | None = None) -> Quote:
-        """What a request takes, and whether it is done in time beside what is here."""
+        """What a request takes, and whether it is done in time beside what is here.
+
+        Where nothing is here it is let in, whatever its price says: prices are corrected by what is done alone.
+        """
         now = time.time() if now is None else now
         self._forget(now)
         if self._pricer is None:
@@ -56,9 +59,9 @@ class Desk:
         goal = target(request, now, alone_s, self._config)
         own = Due(goal.due, sum(self._pricer.denoise_s(spec) for spec in specs))
         around_s = max(price.total_s - price.denoise_s for price in prices)
-        verdict = judge(now, self._due(), own, around_s, self._capacity)
+        verdict = judge(now, due := self._due(), own, around_s, self._capacity)
         gpu_seconds = sum(self._pricer.gpu_seconds(spec) for spec in specs)
-        wait_s = verdict.retry_after_s if self._config.admission else 0.0
+        wait_s = verdict.retry_after_s if self._config.admission and due else 0.0
         return Quote(goal, alone_s, gpu_seconds, verdict.starts_in_s, verdict.finish, wait_s)
 
     def admit(self, job_id: str, request: GenerationRequest, specs: Sequence[Spec]) -> Quote:

@@ -246,7 +246,7 @@ def _profile(config: Config, model: ModelConfig) -> CostModel | None:
     try:
         devices = {
             "encode": config.text_encoder.num_gpus,
-            "denoise": config.denoiser.num_gpus or config.parallel_of(model).gpus > 1,
+            "denoise": config.denoiser.num_gpus,
             "decode": config.vae_decoder.num_gpus,
         }
 
@@ -255,5 +255,5 @@ def _profile(config: Config, model: ModelConfig) -> CostModel | None:
 
         identity = identity_of(folder, options, config.denoiser.num_threads)
         return load_profile(Path(model.cost_profile), identity).model
-    except ProfileError as e:
+    except (ProfileError, resolve.CheckpointError) as e:
         raise ConfigError(f"models[].cost_profile: {e}") from e

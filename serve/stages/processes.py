@@ -18,8 +18,8 @@ from ray.exceptions import RayError, RayTaskError, UnserializableException
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from raydiance.serve.engine import memory
 from raydiance.serve.engine.fleet import RanksLost
-from raydiance.serve.stages import memory
 
 LOOPBACK = "127.0.0.1"
 _listeners: dict[str, socket.socket] = {}

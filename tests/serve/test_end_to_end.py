@@ -21,7 +21,7 @@ from PIL import Image
 from tests.servers import SETTINGS, Server
 
 from raydiance.serve import media
-from raydiance.serve.stages import memory
+from raydiance.serve.engine import memory
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(videos|Videos|Sora).*:DeprecationWarning")
 PROMPT = "a large red circle moving right on a black background"

@@ -1,4 +1,4 @@
-from raydiance.serve.stages import memory
+from raydiance.serve.engine import memory
 
 
 def test_a_gpu_stage_is_left_alone() -> None:
