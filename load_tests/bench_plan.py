@@ -17,8 +17,9 @@ import time
 
 from report import metric, parser, publish
 
+from raydiance.models.tier import TIERS
 from raydiance.serve.engine.policies import registry
-from raydiance.serve.engine.policies.base import TIERS, Candidate, Plan, Policy, Prices, Ranks, Rules
+from raydiance.serve.engine.policies.base import Candidate, Plan, Policy, Prices, Ranks, Rules
 from raydiance.serve.engine.ways import Shape
 
 NUM_TRAJECTORIES, NUM_RANKS = 1000, 128

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from raydiance.serve.engine.policies.base import TIERS
+from raydiance.models.tier import TIERS
 from raydiance.serve.engine.terms import Terms
 
 

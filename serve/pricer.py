@@ -10,9 +10,9 @@ from typing import Any
 
 from raydiance.models.card import ModelCard
 from raydiance.models.spec import Spec
+from raydiance.models.tier import Tier
 from raydiance.serve.engine import cost_model
 from raydiance.serve.engine.cost_model import PARTS, CostModel
-from raydiance.serve.engine.policies.base import Tier
 from raydiance.serve.engine.price import Price, Pricing
 from raydiance.serve.engine.ways import Shape
 from raydiance.serve.request import GenerationRequest

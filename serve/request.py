@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from raydiance.models.inputs import IMAGE_ROLES, STANDARD, ImageRole, Role
 from raydiance.models.spec import Task
-from raydiance.serve.engine.policies.base import Tier
+from raydiance.models.tier import Tier
 
 ImageFormat = Literal["png", "webp", "jpeg"]
 VideoFormat = Literal["mp4", "webm"]
@@ -16,6 +16,7 @@ IMAGE_FORMATS: tuple[ImageFormat, ...] = get_args(ImageFormat)
 MAX_SAMPLES = 10
 MAX_PREVIEWS = 3
 MAX_SECONDS = 30 * 86_400.0
+GROUP_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
 class Strict(BaseModel):
@@ -53,9 +54,7 @@ class Scheduling(Strict):
     deadline_s: float | None = Field(
         None, gt=0, le=MAX_SECONDS, description="seconds after which nobody wants it: it is dropped then"
     )
-    group: str | None = Field(
-        None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="an agent's round, a campaign: see /v1/groups"
-    )
+    group: str | None = Field(None, pattern=GROUP_ID, description="an agent's round, a campaign: see /v1/groups")
 
 
 SCHEDULING: tuple[str, ...] = tuple(Scheduling.model_fields)

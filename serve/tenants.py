@@ -7,8 +7,8 @@ import hmac
 import time
 from collections import OrderedDict
 
+from raydiance.models.tier import Tier
 from raydiance.serve.config import Config
-from raydiance.serve.engine.policies.base import Tier
 from raydiance.serve.errors import Unauthorized
 from raydiance.serve.quota import Ask
 from raydiance.serve.request import GenerationRequest
@@ -60,7 +60,13 @@ class Tenants:
             self._known.popitem(last=False)
 
     async def admit(
-        self, tenant: str | None, model: str, tier: str, num_samples: int, expected_gpu_seconds: float
+        self,
+        tenant: str | None,
+        model: str,
+        tier: str,
+        num_samples: int,
+        expected_gpu_seconds: float,
+        group: str | None = None,
     ) -> Ask:
         """Checks a request before any work is done for it. What it returns is checked again, and charged, in the
         transaction that stores the job (`JobStore.create`): parallel requests never exceed a limit together.
@@ -68,11 +74,12 @@ class Tenants:
         Args:
             tenant: None is the operator, whom nothing limits.
             expected_gpu_seconds: of all samples; 0 where they are not known.
+            group: whose budget counts too.
 
         Raises:
             Forbidden: a model or tier that the tenant may not use, or more than its limits ever let in.
             TooManyRequests: names the limit, and when to come again.
         """
-        ask = Ask(tenant, model, tier, num_samples, expected_gpu_seconds, self._price)
+        ask = Ask(tenant, model, tier, num_samples, expected_gpu_seconds, self._price, group)
         await asyncio.to_thread(self._store.check, ask)
         return ask

@@ -13,7 +13,7 @@ from raydiance.serve.engine.ways import Costs, Shape
 
 UNKNOWN_S_PER_TOKEN = 1e-6
 """Of a step of which nothing was measured and no model is there: only proportions count then."""
-HOPE = 0.95
+HOPE = 0.8
 """A batch that was hardly measured is taken to cost so much of what its tokens say: else it would never be tried."""
 TRIED = 3
 """Times after which a batch is known: one hiccup does not rule it out."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from raydiance.serve.engine.policies.base import Tier
+from raydiance.models.tier import Tier
 
 
 @dataclass(frozen=True, slots=True)

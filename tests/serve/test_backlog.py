@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raydiance.models.tier import TIERS, Tier
 from raydiance.serve.backlog import Backlog, Sample, urgency
-from raydiance.serve.engine.policies.base import TIERS, Tier
 from raydiance.serve.engine.terms import Terms
 
 

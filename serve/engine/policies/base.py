@@ -9,13 +9,11 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import Protocol
 
+from raydiance.models.tier import Tier
 from raydiance.parallel.mesh import Subgroup
 from raydiance.serve.engine.ways import Shape
-
-Tier = Literal["interactive", "standard", "batch"]
-TIERS: tuple[Tier, ...] = ("interactive", "standard", "batch")
 
 
 class Reason(StrEnum):

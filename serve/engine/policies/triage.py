@@ -12,7 +12,8 @@ import heapq
 import math
 from collections.abc import Iterable
 
-from raydiance.serve.engine.policies.base import Candidate, Ranks, Reason, Rules, Tier
+from raydiance.models.tier import Tier
+from raydiance.serve.engine.policies.base import Candidate, Ranks, Reason, Rules
 from raydiance.serve.engine.policies.needs import TOLERANCE_S, Need
 
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 from tests.serve.engine.policies.tables import Table
 
+from raydiance.models.tier import TIERS
 from raydiance.parallel.mesh import Subgroup, powers_of_two
-from raydiance.serve.engine.policies.base import TIERS, Candidate, Ranks, Rules, Stepping
+from raydiance.serve.engine.policies.base import Candidate, Ranks, Rules, Stepping
 
 NOW = 1_700_000_000.0
 KINDS = 3
