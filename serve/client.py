@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import ray
 from pydantic import ValidationError
@@ -20,12 +20,11 @@ from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 
 from raydiance.models.card import ModelCard
 from raydiance.models.inputs import ImageRole
-from raydiance.models.spec import Task
-from raydiance.serve.engine.policies.base import Tier
 from raydiance.serve.attachments import attach
 from raydiance.serve.cluster import join_cluster
 from raydiance.serve.errors import GenerationFailed, InvalidRequest, RaydianceError, Unavailable
 from raydiance.serve.events import Event
+from raydiance.serve.keywords import Asked, Fields, GroupTerms
 from raydiance.serve.request import GenerationRequest, ImageFormat, Output, VideoFormat
 
 if TYPE_CHECKING:
@@ -36,46 +35,7 @@ if TYPE_CHECKING:
 LONG_POLL_S = 5.0
 RECONNECT_S = 0.5
 MAX_CUTS = 5
-
-
-class Fields(TypedDict, total=False):
-    """What `generate` takes beside the prompt; what is left out takes the model's default.
-
-    The last ones are of some families alone: `ModelCard.parameters`.
-    """
-
-    model: str
-    task: Task
-    negative_prompt: str
-    height: int
-    width: int
-    num_frames: int
-    seconds: float
-    fps: int
-    num_inference_steps: int
-    guidance_scale: float
-    seed: int
-    strength: float
-    audio: bool
-    n: int
-    previews: int
-    webhook: str
-    metadata: dict[str, str]
-    service_tier: Tier
-    slo_s: float
-    deadline_s: float
-    group: str
-    guidance_scale_2: float
-    true_cfg_scale: float
-    image_guidance_scale: float
-    conditioning_scale: float
-    guidance_rescale: float
-    stg_scale: float
-    modality_scale: float
-    audio_guidance_scale: float
-    audio_stg_scale: float
-    audio_modality_scale: float
-    audio_guidance_rescale: float
+FILES = ("image", "image_role", "last_frame", "references", "video", "mask")
 
 
 def connect(address: str | None = None, app: str = "raydiance") -> Client:
@@ -143,21 +103,57 @@ class Client:
         Raises:
             InvalidRequest: names the field and the limit.
         """
-        inputs = attach(
-            image=image, image_role=image_role, last_frame=last_frame, references=references, video=video, mask=mask
+        request = _request(
+            prompt,
+            image=image,
+            image_role=image_role,
+            last_frame=last_frame,
+            references=references,
+            video=video,
+            mask=mask,
+            output_format=output_format,
+            **fields,
         )
-        try:
-            request = GenerationRequest(prompt=prompt, inputs=inputs, output=Output(format=output_format), **fields)
-        except ValidationError as e:
-            first = e.errors()[0]
-            raise InvalidRequest(str(first["msg"]), ".".join(map(str, first["loc"]))) from e
-        job = self._call("submit", request.model_dump(mode="json", exclude_none=True), idempotency_key)
+        job = self._call("submit", request, idempotency_key)
         return RunningJob(self, str(job["id"]))
 
     def job(self, job_id: str) -> RunningJob:
         """A job that was started before, here or elsewhere; raises NotFound."""
         self._call("job", job_id)
         return RunningJob(self, job_id)
+
+    def quote(self, prompt: str, **asked: Unpack[Asked]) -> dict[str, Any]:
+        """What the same call of `generate` would take, when it would be done, and whether it would be let in now.
+
+        As `POST /v1/quotes` answers it. Nothing is done for it.
+        """
+        quote: dict[str, Any] = self._call("quote", _request(prompt, **asked))
+        return quote
+
+    def create_group(self, requests: Sequence[dict[str, Any]], **terms: Unpack[GroupTerms]) -> dict[str, Any]:
+        """Starts jobs that belong together. Later ones join it: `generate(…, group=id)`.
+
+        Args:
+            requests: each as `POST /v1/jobs` takes it.
+
+        Returns:
+            The group, as `POST /v1/groups` answers it: `requests` has the job or the error of each.
+
+        Raises:
+            Conflict: the id was used before. With `atomic`, also whatever one of the requests is refused for.
+        """
+        group: dict[str, Any] = self._call("create_group", {**terms, "requests": list(requests)})
+        return group
+
+    def group(self, group_id: str) -> dict[str, Any]:
+        """How far it is, what it has used, and its newest jobs' ids; raises NotFound."""
+        group: dict[str, Any] = self._call("group", group_id)
+        return group
+
+    def cancel_group(self, group_id: str) -> dict[str, Any]:
+        """Stops all of its unfinished jobs, each within one step."""
+        group: dict[str, Any] = self._call("cancel_group", group_id)
+        return group
 
     def models(self) -> list[ModelCard]:
         """What is served, and what each can do."""
@@ -240,10 +236,27 @@ class RunningJob:
             file.write_bytes(content)
         return paths
 
+    def why(self) -> dict[str, Any]:
+        """Where it is, what it waits for, and what the scheduler decided of it."""
+        why: dict[str, Any] = self._client._call("why", self.id)
+        return why
+
     def cancel(self) -> dict[str, Any]:
         """Stops it within one step; a finished job stays as it is."""
         job: dict[str, Any] = self._client._call("cancel", self.id)
         return job
+
+
+def _request(prompt: str, **asked: Any) -> dict[str, Any]:
+    """The native request. Raises InvalidRequest."""
+    files = {name: asked.pop(name) for name in FILES if name in asked}
+    inputs, output = attach(**files), Output(format=asked.pop("output_format", None))
+    try:
+        request = GenerationRequest(prompt=prompt, inputs=inputs, output=output, **asked)
+    except ValidationError as e:
+        first = e.errors()[0]
+        raise InvalidRequest(str(first["msg"]), ".".join(map(str, first["loc"]))) from e
+    return request.model_dump(mode="json", exclude_none=True)
 
 
 def _parsed(batch: list[dict[str, Any]]) -> list[Event]:

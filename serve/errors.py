@@ -96,9 +96,11 @@ class TooManyRequests(RaydianceError):
     type = "rate_limit_error"
     default_code = "rate_limit_exceeded"
 
-    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
-        super().__init__(message)
-        self.args = (message, retry_after_s)
+    def __init__(
+        self, message: str, retry_after_s: float = 1.0, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message, param, code)
+        self.args = (message, retry_after_s, param, code)
         self.retry_after_s = retry_after_s
 
 

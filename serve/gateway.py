@@ -13,6 +13,7 @@ from ray.serve.handle import DeploymentHandle
 
 from raydiance.models.card import ModelCard
 from raydiance.serve.api.app import create_app
+from raydiance.serve.api.groups import created
 from raydiance.serve.calls import call, stream
 from raydiance.serve.complaints import complaints
 from raydiance.serve.config import Config
@@ -94,9 +95,21 @@ class Gateway:
     async def job(self, job_id: str, tenant: str | None = None) -> dict[str, Any]:
         return (await self._service.get(job_id, tenant=tenant)).public()
 
-    async def quote(self, request: dict[str, Any]) -> dict[str, Any]:
+    async def quote(self, request: dict[str, Any], tenant: str | None = None) -> dict[str, Any]:
         """What a native request would take, and when it would be done."""
-        return await self._service.quote(_parsed(request))
+        return await self._service.quote(_parsed(request), tenant=tenant)
+
+    async def create_group(self, group: dict[str, Any], tenant: str | None = None) -> dict[str, Any]:
+        """From the body of `POST /v1/groups`."""
+        return await created(self._service, group, tenant)
+
+    async def group(self, group_id: str, tenant: str | None = None) -> dict[str, Any]:
+        """With the ids of its newest jobs."""
+        return await self._service.groups.show(group_id, tenant=tenant)
+
+    async def cancel_group(self, group_id: str, tenant: str | None = None) -> dict[str, Any]:
+        group = await self._service.groups.cancel(group_id, tenant=tenant)
+        return await self._service.groups.show(group_id, tenant=group.tenant)
 
     async def why(self, job_id: str, tenant: str | None = None) -> dict[str, Any]:
         return await self._service.why(job_id, tenant=tenant)

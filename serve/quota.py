@@ -60,6 +60,7 @@ class Ask:
         tenant: None is the operator, whom nothing limits.
         gpu_seconds: expected, of all samples; 0 where they are not known: then what is used is charged at the end.
         price: of a GPU-second, as agreed at acceptance.
+        group: of the tenant's, whose budget counts too.
     """
 
     tenant: str | None
@@ -68,6 +69,7 @@ class Ask:
     num_samples: int
     gpu_seconds: float = 0.0
     price: float = 1.0
+    group: str | None = None
 
     @property
     def cost(self) -> float:
@@ -153,7 +155,7 @@ def _never(limits: Limits, ask: Ask) -> Forbidden | None:
         ("monthly_budget", "of cost", ask.cost, None),
     ):
         limit = getattr(limits, name)
-        if limit is not None and not _fits(0, asked, limit):
+        if limit is not None and not fits(0, asked, limit):
             message = f"the request takes {asked:g} {what}, more than {name}={limit:g} of tenant '{ask.tenant}' lets in"
             return Forbidden(message, param, "quota_too_small")
     return None
@@ -177,12 +179,12 @@ def _wait(
     rest = sorted(leaving)
     used = math.fsum(amount for _, amount in rest)
     for i in range(len(rest) + 1):
-        if _fits(math.fsum(amount for _, amount in rest[i:]), asked, limit):
+        if fits(math.fsum(amount for _, amount in rest[i:]), asked, limit):
             wait_s = rest[i - 1][0] - now if i else None
             break
     return None if wait_s is None else (max(wait_s, at_least_s), f"{name}={limit:g} (used: {used:g}, asked: {asked:g})")
 
 
-def _fits(used: float, asked: float, limit: float) -> bool:
+def fits(used: float, asked: float, limit: float) -> bool:
     """Something must be left, also for a request whose price is not known."""
     return used + asked <= limit * (1 + ROUNDING) and used < limit

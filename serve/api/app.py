@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 import raydiance
-from raydiance.serve.api import docs, errors, health, images, jobs, models, usage, videos
+from raydiance.serve.api import docs, errors, groups, health, images, jobs, models, quotes, usage, videos
 from raydiance.serve.api.middleware import ApiKeys, BodyLimit, BodyTimeout, RequestScope
 from raydiance.serve.config import Config
 
@@ -30,6 +30,8 @@ def create_app(service: Service, config: Config) -> FastAPI:
         images.router(service, config),
         videos.router(service, config),
         jobs.router(service, config),
+        quotes.router(service, config),
+        groups.router(service, config),
         models.router(service),
         usage.router(service),
         health.router(service),

@@ -11,6 +11,7 @@ from pydantic.json_schema import models_json_schema
 from raydiance.serve.api.fields import REPEATED
 from raydiance.serve.api.middleware import OPEN_PATHS
 from raydiance.serve.api.schemas import (
+    GroupCreation,
     ImageEdit,
     ImageGeneration,
     VideoCreation,
@@ -30,6 +31,7 @@ BODIES: Final[tuple[type[BaseModel], ...]] = (
     VideoEdit,
     VideoExtension,
     VideoRemix,
+    GroupCreation,
 )
 KEY_SCHEME: Final = "Bearer"
 REF: Final = "#/components/schemas/{model}"

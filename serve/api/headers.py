@@ -9,6 +9,7 @@ from fastapi import Depends, Header, Path, Request
 
 from raydiance.serve.complaints import shown
 from raydiance.serve.errors import InvalidRequest, NotFound
+from raydiance.serve.request import GROUP_ID
 
 ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 KEY = re.compile(r"[\x21-\x7e]{1,255}")
@@ -25,6 +26,12 @@ def _job_id(id: Annotated[str, Path(description="of a job", examples=["video_4f0
     return check_id(id)
 
 
+def _group_id(id: Annotated[str, Path(description="of a group", examples=["round-7"])]) -> str:
+    if re.fullmatch(GROUP_ID, id) is None:
+        raise NotFound(f"there is no group {shown(id)}", "id")
+    return id
+
+
 def _idempotency_key(
     idempotency_key: Annotated[
         str | None, Header(description="the same key and body give the same job; another body is refused (409)")
@@ -37,11 +44,19 @@ def _idempotency_key(
     return idempotency_key
 
 
+def _no_idempotency_key(idempotency_key: Annotated[str | None, Header(include_in_schema=False)] = None) -> None:
+    if idempotency_key is not None:
+        message = "Idempotency-Key is not taken for groups: give an id, which is taken once (409 when it comes again)"
+        raise InvalidRequest(message, "Idempotency-Key", "unsupported_parameter")
+
+
 def _tenant(request: Request) -> str | None:
     tenant: str | None = request.state.tenant  # where the middleware has not set it, nobody gets anything
     return tenant
 
 
 JobId = Annotated[str, Depends(_job_id)]
+GroupId = Annotated[str, Depends(_group_id)]
+NoIdempotencyKey = Annotated[None, Depends(_no_idempotency_key)]
 IdempotencyKey = Annotated[str | None, Depends(_idempotency_key)]
 Tenant = Annotated[str | None, Depends(_tenant)]

@@ -16,7 +16,7 @@ from raydiance.serve.api.fields import FIELDS
 from raydiance.serve.api.headers import IdempotencyKey, JobId, Tenant, check_id
 from raydiance.serve.api.schemas import JobContent, JobEvents, JobPage
 from raydiance.serve.api.translate import native_request
-from raydiance.serve.api.views import ErrorBody, JobDeleted, JobList, JobView
+from raydiance.serve.api.views import ErrorBody, JobDeleted, JobList, JobView, WhyView
 from raydiance.serve.config import Config
 from raydiance.serve.request import GenerationRequest
 
@@ -36,13 +36,20 @@ def router(service: Service, config: Config) -> APIRouter:
     @routes.get("", response_model=JobList)
     async def list_jobs(tenant: Tenant, page: Annotated[JobPage, Query()]) -> dict[str, Any]:
         after = None if page.after is None else check_id(page.after, "after")
-        jobs, more = await service.list(tenant=tenant, kind=page.kind, after=after, limit=page.limit, order=page.order)
+        jobs, more = await service.list(
+            tenant=tenant, kind=page.kind, group=page.group, after=after, limit=page.limit, order=page.order
+        )
         ends = {"first_id": jobs[0].id if jobs else None, "last_id": jobs[-1].id if jobs else None}
         return {"data": [job.public() for job in jobs], "has_more": more, **ends}
 
     @routes.get("/{id}", response_model=JobView)
     async def retrieve_job(id: JobId, tenant: Tenant) -> dict[str, Any]:
         return (await service.get(id, tenant=tenant)).public()
+
+    @routes.get("/{id}/why", response_model=WhyView)
+    async def explain_job(id: JobId, tenant: Tenant) -> dict[str, Any]:
+        """Where it is, what it waits for, and what the scheduler decided of it."""
+        return await service.why(id, tenant=tenant)
 
     @routes.delete("/{id}", response_model=JobView | JobDeleted)
     async def delete_job(id: JobId, tenant: Tenant) -> dict[str, Any]:

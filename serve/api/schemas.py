@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from raydiance.serve.request import (
+    GROUP_ID,
     MAX_PREVIEWS,
     MAX_SAMPLES,
+    MAX_SECONDS,
     FamilyParameters,
     ImageFormat,
     Scheduling,
@@ -16,6 +18,7 @@ from raydiance.serve.request import (
 )
 
 MAX_PAGE = 100
+MAX_GROUP_REQUESTS = 64
 
 
 class Wire(BaseModel):
@@ -108,6 +111,26 @@ class VideoRemix(Wire):
     prompt: str
 
 
+class GroupCreation(Wire):
+    """Body of `POST /v1/groups`. `service_tier` and `slo_s` are of those requests that give none."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"requests": [{"prompt": "a red circle", "num_frames": 1}], "deadline_s": 60}]}
+    )
+
+    requests: list[dict[str, Any]] = Field(
+        min_length=1, max_length=MAX_GROUP_REQUESTS, description="each as `POST /v1/jobs` takes it"
+    )
+    id: str | None = Field(None, pattern=GROUP_ID, description="left out: one is made")
+    atomic: bool = Field(False, description="all requests are accepted or none")
+    service_tier: Literal["interactive", "standard", "batch"] | None = None
+    slo_s: float | None = Field(None, gt=0, le=MAX_SECONDS, description="seconds in which each should be done")
+    deadline_s: float | None = Field(
+        None, gt=0, le=MAX_SECONDS, description="seconds from now after which nobody wants any of them"
+    )
+    max_gpu_seconds: float | None = Field(None, gt=0, description="budget of all jobs of the group together")
+
+
 class VideoPage(Wire):
     """Query of `GET /v1/videos`."""
 
@@ -120,6 +143,7 @@ class JobPage(VideoPage):
     """Query of `GET /v1/jobs`."""
 
     kind: Literal["image", "video"] | None = None
+    group: str | None = Field(None, max_length=64, description="the group that they are of")
 
 
 class JobContent(Wire):

@@ -128,9 +128,9 @@ def video_request(
 
 
 def remix_request(source: Job, prompt: str) -> GenerationRequest:
-    """The source's request, its seed and stored images among it, with another prompt."""
+    """The source's request, its seed and stored images among it, with another prompt and on terms of its own."""
     inputs = [i for i in source.request.inputs if not (isinstance(i, TextInput) and i.role == "prompt")]
-    return source.request.model_copy(update={"prompt": prompt, "inputs": inputs})
+    return source.request.model_copy(update={"prompt": prompt, "inputs": inputs, **dict.fromkeys(SCHEDULING)})
 
 
 def _sampling(params: Sampling) -> dict[str, Any]:

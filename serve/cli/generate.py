@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -77,6 +77,15 @@ def generate(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="A number that only some models take; see `raydiance models --json`."),
     ] = None,
+    tier: Annotated[
+        Literal["interactive", "standard", "batch"] | None,
+        typer.Option(help="How urgent it is.", show_default="standard"),
+    ] = None,
+    slo: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="When it should be done.", show_default="by tier and size")
+    ] = None,
+    deadline: Annotated[float | None, typer.Option(metavar="SECONDS", help="When nobody wants it any longer.")] = None,
+    group: Annotated[str | None, typer.Option(metavar="ID", help="The group that it joins.")] = None,
     n: Annotated[int, typer.Option("--n", "-n", help="How many, with seeds one apart.")] = 1,
     fps: Annotated[int | None, typer.Option(help="Frames per second of the video.")] = None,
     model: Annotated[
@@ -100,6 +109,10 @@ def generate(
         "seed": seed,
         "n": n,
         "fps": fps,
+        "service_tier": tier,
+        "slo_s": slo,
+        "deadline_s": deadline,
+        "group": group,
         **_parameters(param or []),
     }
     others = attach(

@@ -43,6 +43,27 @@ def show(job_id: JobId, url: Url = None) -> None:
     out.print_json(data=Remote(find_url(url)).job(job_id))
 
 
+@app.command("why")
+@guarded
+def why(
+    job_id: JobId,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
+    url: Url = None,
+) -> None:
+    """Tell where a job is, what it waits for, and what the scheduler decided of it."""
+    told = Remote(find_url(url)).why(job_id)
+    if as_json:
+        out.print_json(data=told)
+        return
+    lines = [f"{job_id} is {told['status']}: {told['where']}"]
+    if told["waits"]:
+        lines.append(told["waits"])
+    lines.append(f"it {'has waited' if told['status'] == 'queued' else 'waited'} {told['waited_s']:.1f} s for its turn")
+    out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+    if told["decisions"]:
+        table(("times", "what was decided at its steps"), ((str(d["count"]), d["meaning"]) for d in told["decisions"]))
+
+
 @app.command("cancel")
 @guarded
 def cancel(job_id: JobId, url: Url = None) -> None:

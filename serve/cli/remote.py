@@ -99,6 +99,9 @@ class Remote:
         params = {"limit": str(limit)} | ({"after": after} if after else {})
         return self._json("GET", "/v1/jobs", params=params)
 
+    def why(self, job_id: str) -> dict[str, Any]:
+        return self._json("GET", f"{_path(job_id)}/why")
+
     def cancel(self, job_id: str) -> dict[str, Any]:
         return self._json("POST", f"{_path(job_id)}/cancel")
 
@@ -193,7 +196,7 @@ def _raise_for(response: httpx.Response) -> None:
         message, param, code = f"HTTP {response.status_code}: {response.text[:200]}", None, None
     cls = BY_STATUS.get(response.status_code, errors.RaydianceError)
     if issubclass(cls, errors.TooManyRequests):
-        raise cls(message, _seconds(response.headers.get("Retry-After")))
+        raise cls(message, _seconds(response.headers.get("Retry-After")), param, code)
     if issubclass(cls, errors.Unauthorized):
         message = f"{message} (the key is taken from $RAYDIANCE_API_KEY)"
     raise cls(message, param, code)

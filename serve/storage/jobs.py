@@ -12,8 +12,9 @@ from sqlalchemy.orm import Session
 from raydiance.serve.errors import Conflict, InvalidRequest, NotFound, RaydianceError
 from raydiance.serve.quota import Ask
 from raydiance.serve.storage import usage
+from raydiance.serve.storage.groups import Group, Groups, add_group
 from raydiance.serve.storage.job import DEFAULT_TENANT, TRANSITIONS, Artifact, Job, JobError, JobState, now
-from raydiance.serve.storage.keys import Keys
+from raydiance.serve.storage.keys import Keys, limits_of
 from raydiance.serve.storage.ledger import Ledger
 from raydiance.serve.storage.outbox import Outbox
 from raydiance.serve.storage.tables import JobRow
@@ -24,7 +25,7 @@ Jobs = list[Job]  # inside the class, `list` is its method
 FINAL = [s.value for s in JobState if s.is_final]
 
 
-class JobStore(Outbox, Ledger, Keys):
+class JobStore(Outbox, Ledger, Groups, Keys):
     """All jobs of one deployment. Synchronous and thread-safe; several processes may share one database.
 
     Where a method takes a `tenant`, another's job is as one that does not exist; None sees all.
@@ -38,7 +39,7 @@ class JobStore(Outbox, Ledger, Keys):
 
     def __init__(self, url: str, *, ended_ttl_s: float = 7 * 86_400) -> None:
         super().__init__(url)
-        self._ended_ttl_s = ended_ttl_s
+        self.ended_ttl_s = ended_ttl_s
 
     def create(
         self, job: Job, *, idempotency_key: str | None = None, body_hash: str | None = None, ask: Ask | None = None
@@ -55,7 +56,7 @@ class JobStore(Outbox, Ledger, Keys):
                 process stores it.
         """
         key = None if idempotency_key is None else scoped_key(job.tenant, idempotency_key)
-        ask = ask or Ask(None, job.model, "", len(job.specs))
+        ask = ask or Ask(None, job.model, "", len(job.specs), group=job.group_id)
         try:
             with self._writing() as session:
                 session.add(JobRow.from_job(job, key, body_hash))
@@ -64,6 +65,24 @@ class JobStore(Outbox, Ledger, Keys):
         except IntegrityError as e:
             return self._earlier(job, key, body_hash, e)
         return job
+
+    def create_group(self, group: Group, jobs: Sequence[tuple[Job, Ask]] = ()) -> None:
+        """Store a new group and its first jobs, all of them or nothing; of each, its tenant is charged what is asked.
+
+        Raises:
+            Conflict: there is such a group, or job.
+            Forbidden, TooManyRequests: as `create`.
+        """
+        try:
+            with self._writing() as session:
+                limits_of(session, group.tenant)  # locked before the group, as for every job of it
+                add_group(session, group)
+                for job, ask in jobs:
+                    session.add(JobRow.from_job(job, None, None))
+                    session.flush()
+                    self._accept(session, job.id, job.tenant, ask)
+        except IntegrityError as e:
+            raise Conflict(f"there is a group '{group.id}' already", "id") from e
 
     def _earlier(self, job: Job, key: str | None, body_hash: str | None, cause: IntegrityError) -> Job:
         with self._reading() as session:
@@ -89,6 +108,7 @@ class JobStore(Outbox, Ledger, Keys):
         kind: str | None = None,
         state: str | None = None,
         tenant: str | None = None,
+        group: str | None = None,
         after: str | None = None,
         limit: int = 20,
         order: Literal["asc", "desc"] = "desc",
@@ -99,7 +119,7 @@ class JobStore(Outbox, Ledger, Keys):
             NotFound: `after` names no job.
         """
         place = tuple_(JobRow.created_at, JobRow.id)
-        query = _only(select(JobRow), kind=kind, state=state, tenant=tenant)
+        query = _only(select(JobRow), kind=kind, state=state, tenant=tenant, group_id=group)
         with self._reading() as session:
             if after is not None:
                 last = _row(session, after, tenant, "after")
@@ -204,7 +224,7 @@ class JobStore(Outbox, Ledger, Keys):
 
     def _end(self, job_id: str, to: JobState, gpu_seconds: Mapping[str, float] | None, **values: Any) -> Job:
         at = now()
-        return self._move(job_id, to, gpu_seconds, completed_at=at, expires_at=at + self._ended_ttl_s, **values)
+        return self._move(job_id, to, gpu_seconds, completed_at=at, expires_at=at + self.ended_ttl_s, **values)
 
     def _move(self, job_id: str, to: JobState, gpu_seconds: Mapping[str, float] | None = None, **values: Any) -> Job:
         sources = [s.value for s, targets in TRANSITIONS.items() if to in targets]

@@ -14,7 +14,8 @@ from sqlalchemy.orm import Session
 from raydiance.serve.quota import MINUTE_S, Ask, Counters, Limits, month_start, refusal
 from raydiance.serve.storage import usage
 from raydiance.serve.storage.database import Database
-from raydiance.serve.storage.job import now
+from raydiance.serve.storage.groups import book_in_group, check_budget, join_group
+from raydiance.serve.storage.job import DEFAULT_TENANT, now
 from raydiance.serve.storage.keys import limits_of
 from raydiance.serve.storage.tables import ChargeRow, JobRow, UsageRow
 from raydiance.serve.storage.usage import STAGES, Used
@@ -30,11 +31,13 @@ class Ledger(Database):
 
         Raises:
             Forbidden: by its tenant's limits it never is.
-            TooManyRequests: not now; carries when to come again.
+            TooManyRequests: not now, or not within its group's budget; carries when to come again.
         """
-        if ask.tenant is not None:
-            with self._reading() as session:
+        with self._reading() as session:
+            if ask.tenant is not None:
                 _check(session, ask, now())
+            if ask.group is not None:
+                check_budget(session, ask.tenant or DEFAULT_TENANT, ask.group, ask.gpu_seconds, now())
 
     def charge(self, job_id: str, gpu_seconds: Mapping[str, float]) -> None:
         """What an ended job has used, by stage, in place of what was known at its end: of a job that was cancelled,
@@ -85,10 +88,13 @@ class Ledger(Database):
         at = now()
         if ask.tenant is not None:
             _check(session, ask, at)
+        if ask.group is not None:
+            join_group(session, tenant, ask.group, ask.gpu_seconds, at)
         session.add(
             ChargeRow(
                 job_id=job_id,
                 tenant=tenant,
+                group_id=ask.group,
                 model=ask.model,
                 num_samples=ask.num_samples,
                 price=ask.price,
@@ -168,6 +174,8 @@ def _book(session: Session, charge: ChargeRow, used: dict[str, float]) -> None:
     row = insert(UsageRow).values(**place, **added)
     grown = {name: getattr(UsageRow, name) + getattr(row.excluded, name) for name in added}
     session.execute(row.on_conflict_do_update(index_elements=list(place), set_=grown))
+    if charge.group_id is not None:
+        book_in_group(session, charge.tenant, charge.group_id, more, charge.price)
 
 
 def _day(at: float) -> str:

@@ -23,7 +23,7 @@ _JOB_FILE = re.compile(r"(?P<job_id>[^/]+)/(?P<name>[^/]+)")
 async def sweep(jobs: JobStore, artifacts: ArtifactStore, now: float) -> int:
     """Remove the files and rows of all jobs that have expired at `now` (Unix seconds); returns how many.
 
-    Charges that count no longer go too.
+    Charges that count no longer go too, and groups of which no job is left.
 
     Raises:
         Unavailable: one of the stores does not work; what is left is for the next sweep.
@@ -39,6 +39,7 @@ async def sweep(jobs: JobStore, artifacts: ArtifactStore, now: float) -> int:
                 continue
             removed += 1
     await asyncio.to_thread(jobs.forget_charges, now)
+    await asyncio.to_thread(jobs.forget_groups, now - jobs.ended_ttl_s)
     return removed
 
 

@@ -127,10 +127,12 @@ class ChargeRow(Base):
         Index("ix_charges_charged", "tenant", "charged_at"),
         Index("ix_charges_settled", "tenant", "settled_at"),
         Index("ix_charges_old", "settled_at"),
+        Index("ix_charges_group", "tenant", "group_id"),
     )
 
     job_id: Mapped[str] = mapped_column(primary_key=True)
     tenant: Mapped[str]
+    group_id: Mapped[str | None]
     model: Mapped[str]
     num_samples: Mapped[int]
     price: Mapped[float]
@@ -155,4 +157,23 @@ class UsageRow(Base):
     denoise: Mapped[float]
     decode: Mapped[float]
     gpu_seconds: Mapped[float]
+    cost: Mapped[float]
+
+
+class GroupRow(Base):
+    """A group of a tenant's jobs: see `groups.Group`. GPU-seconds by stage and cost are those of its ended jobs."""
+
+    __tablename__ = "job_groups"
+    __table_args__ = (Index("ix_job_groups_id", "id"), Index("ix_job_groups_created", "created_at"))
+
+    tenant: Mapped[str] = mapped_column(primary_key=True)
+    id: Mapped[str] = mapped_column(primary_key=True)
+    created_at: Mapped[float]
+    service_tier: Mapped[str | None]
+    slo_s: Mapped[float | None]
+    deadline_s: Mapped[float | None]
+    max_gpu_seconds: Mapped[float | None]
+    text_encode: Mapped[float]
+    denoise: Mapped[float]
+    decode: Mapped[float]
     cost: Mapped[float]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
+import math
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from raydiance.models.card import Defaults, ModelCard
 from raydiance.serve import background, imaging
 from raydiance.serve.config import Config, load_config
+from raydiance.serve.pricer import Quote, Target
 from raydiance.serve.request import GenerationRequest, ImageInput, Source
 from raydiance.serve.service import Service
 from raydiance.serve.storage.artifacts import ArtifactStore
@@ -69,6 +71,12 @@ class Dispatcher:
     async def card(self) -> ModelCard:
         return CARD
 
+    async def admit(self, job_id: str, request: GenerationRequest, specs: list[dict[str, Any]]) -> Quote:
+        return Quote(Target("standard", math.inf, math.inf), 0.0, 0.0, 0.0, 0.0)
+
+    async def withdraw(self, job_id: str) -> None:
+        """Nothing was reserved."""
+
     async def enqueue(self, job_id: str) -> None:
         await asyncio.sleep(0.01)
         self.told.append(job_id)
@@ -89,7 +97,9 @@ async def test_a_caller_that_goes_away_leaves_a_whole_job_or_none(tmp_path: Path
     await asyncio.sleep(leaves_after_s)
     caller.cancel()
     await asyncio.wait({caller})
-    await asyncio.sleep(0.5)
+    async with asyncio.timeout(20):
+        while not dispatcher.told:
+            await asyncio.sleep(0.02)
     kept = jobs.unfinished()
     assert dispatcher.told == [job.id for job in kept]
     folders = [p.name for p in (tmp_path / "artifacts" / "jobs").glob("*")]

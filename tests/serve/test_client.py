@@ -17,8 +17,9 @@ import pytest
 from ray.exceptions import RayActorError, RayTaskError
 from tests.servers import Server, free_port
 
-from raydiance.serve.client import Client, Fields
+from raydiance.serve.client import Client
 from raydiance.serve.errors import GenerationFailed, InvalidRequest, NotFound, RaydianceError, Unavailable
+from raydiance.serve.keywords import Fields
 from raydiance.serve.request import GenerationRequest
 
 JOB = {"id": "video_1", "status": "completed", "outputs": [{"index": 0}, {"index": 1}]}

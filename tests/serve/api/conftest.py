@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import math
 import socket
 import threading
 import time
@@ -25,12 +24,16 @@ from raydiance.models.card import Defaults, ModelCard
 from raydiance.models.spec import Spec
 from raydiance.serve import imaging, media
 from raydiance.serve.api import create_app
+from raydiance.serve.backlog import Backlog
 from raydiance.serve.config import Config
+from raydiance.serve.desk import Desk
+from raydiance.serve.engine.cost_model import CostModel
 from raydiance.serve.errors import Conflict, NotFound
 from raydiance.serve.events import Event
 from raydiance.serve.feed import Feed
-from raydiance.serve.pricer import Quote, Target
+from raydiance.serve.pricer import Pricer, Quote
 from raydiance.serve.request import GenerationRequest
+from raydiance.serve.scheduling_config import SchedulingConfig
 from raydiance.serve.storage.artifacts import ArtifactStore
 from raydiance.serve.storage.job import Artifact, Job, JobError, JobState, artifact_prefix, now
 from raydiance.serve.storage.jobs import JobStore
@@ -60,11 +63,15 @@ class DispatcherDouble:
     """Runs jobs as the real one does, without a cluster: the same transitions, feed and files, of plain colours.
 
     A prompt that begins with `fail` fails, with `hang` steps on until it is cancelled, with `slow` takes a second.
+    What requests take is not known, and all are let in, until `price` says it.
     """
 
-    def __init__(self, jobs: JobStore, artifacts: ArtifactStore) -> None:
+    def __init__(self, jobs: JobStore, artifacts: ArtifactStore, scheduling: SchedulingConfig) -> None:
         self.card_: ModelCard | None = CARD
-        self.quoted = Quote(Target("standard", math.inf, math.inf), 0.0, 0.0, 0.0, 0.0)
+        self.backlog = Backlog(
+            num_replicas=1, lead_s=scheduling.lead_s, max_active=1000, patience_s=scheduling.patience_s
+        )
+        self.desk = Desk(scheduling, self.backlog, 1)
         self.walks: dict[str, asyncio.Task[None]] = {}
         self.feeds: dict[str, Feed] = {}
         self._jobs = jobs
@@ -74,16 +81,20 @@ class DispatcherDouble:
         return self.card_
 
     async def quote(self, request: GenerationRequest, specs: list[dict[str, Any]]) -> Quote:
-        return self.quoted
+        return self.desk.quote(request, [Spec.from_dict(values) for values in specs])
 
     async def admit(self, job_id: str, request: GenerationRequest, specs: list[dict[str, Any]]) -> Quote:
-        return self.quoted
+        return self.desk.admit(job_id, request, [Spec.from_dict(values) for values in specs])
 
     async def withdraw(self, job_id: str) -> None:
-        """Nothing was reserved."""
+        self.desk.leave(job_id)
 
     async def why(self, job_id: str) -> str | None:
-        return None
+        return self.backlog.why(job_id)
+
+    def price(self, step_s: float) -> None:
+        """A denoising step of a sample takes so many seconds, and nothing else takes any."""
+        self.desk.open(Pricer(CARD, CostModel({"step": {"rows": step_s}})))
 
     async def enqueue(self, job_id: str) -> None:
         if job_id not in self.walks:
@@ -106,13 +117,17 @@ class DispatcherDouble:
         feed = self.feeds[job_id]
         feed.publish("queued", {"progress": 0})
         try:
-            job = self._jobs.start(job_id)
-            await self._generate(job, feed)
+            async with contextlib.AsyncExitStack() as turns:
+                for sample in self.desk.enter(self._jobs.get(job_id)):
+                    await turns.enter_async_context(self.backlog.turn(sample))
+                await self._generate(self._jobs.start(job_id), feed)
         except (asyncio.CancelledError, Conflict, NotFound):
             with contextlib.suppress(NotFound):
                 feed.publish("cancelled", self._jobs.get(job_id).public())
         except RuntimeError as e:
             feed.publish("failed", self._jobs.fail(job_id, JobError(message=str(e))).public())
+        finally:
+            self.desk.leave(job_id)
 
     async def _generate(self, job: Job, feed: Feed) -> None:
         feed.publish("started", {"progress": 0})
@@ -196,7 +211,7 @@ def running(folder: Path, **sections: dict[str, Any]) -> Iterator[Server]:
         }
     )
     jobs, artifacts = JobStore(config.storage.database), ArtifactStore(config.storage.artifacts)
-    dispatcher = DispatcherDouble(jobs, artifacts)
+    dispatcher = DispatcherDouble(jobs, artifacts, config.scheduling)
     service = Service(config, {"tiny": dispatcher}, jobs, artifacts)
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
