@@ -163,9 +163,15 @@ class JobLife:
         """Once, when the first sample has its turn."""
         if self._started is None:
             self._started = asyncio.ensure_future(self._start())
+            self._started.add_done_callback(_look_at)  # whoever waited for it may have been cancelled
         return await asyncio.shield(self._started)
 
     async def _start(self) -> Job:
         job = await self._stores.start(self._job.id)
         self._feed.publish("started", {"progress": 0, "attempt": job.attempt})
         return job
+
+
+def _look_at(ended: asyncio.Future[Job]) -> None:
+    if not ended.cancelled():
+        ended.exception()

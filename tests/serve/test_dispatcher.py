@@ -4,120 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from ray.exceptions import RayActorError, RayTaskError
-from tests.checkpoints import save_wan
 from tests.local_handles import LocalHandle
+from tests.serve.house import House, events
 
-from raydiance.models import registry
 from raydiance.serve import dispatcher as module
-from raydiance.serve.config import Config, ModelConfig, load_config
-from raydiance.serve.dispatcher import Dispatcher
 from raydiance.serve.errors import CheckpointRefused, Unavailable
-from raydiance.serve.events import Event
-from raydiance.serve.request import GenerationRequest
-from raydiance.serve.samples import resolve
-from raydiance.serve.stages import refs, walk
 from raydiance.serve.stages.denoiser import Denoiser
 from raydiance.serve.stages.messages import Checkpointed, StageEvent
-from raydiance.serve.stages.text_encoder import TextEncoder
-from raydiance.serve.stages.vae_decoder import VAEDecoder
-from raydiance.serve.storage.artifacts import ArtifactStore
-from raydiance.serve.storage.job import Job, JobState, new_job_id, now
-from raydiance.serve.storage.jobs import JobStore
-
-TIMEOUT_S = 20
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
-    return ModelConfig(path=str(save_wan(tmp_path_factory.mktemp("wan"))), name="m")
-
-
-class House:
-    """Stages, stores and a dispatcher that can be started anew over them."""
-
-    def __init__(self, folder: Path, model: ModelConfig, **settings: Any) -> None:
-        self.config: Config = load_config(
-            {
-                "storage.database": f"sqlite:///{folder}/jobs.db",
-                "storage.artifacts": f"{folder}/artifacts",
-                "denoiser.num_threads": 1,
-                "denoiser.checkpoint_interval_s": 1e-9,
-                "denoiser.progress_interval_s": 0,
-                **settings,
-            }
-        )
-        self.model = model
-        self.jobs = JobStore(self.config.storage.database)
-        self.artifacts = ArtifactStore(self.config.storage.artifacts)
-        self.denoiser = Denoiser(model, self.config.denoiser, "cpu")
-        self.stages = {
-            "text_encoder": LocalHandle(TextEncoder(model, self.config.text_encoder, "cpu")),
-            "denoiser": LocalHandle(self.denoiser),
-            "vae_decoder": LocalHandle(VAEDecoder(model, self.config, "cpu")),
-        }
-        self.dispatchers: list[Dispatcher] = []
-
-    async def start(self) -> Dispatcher:
-        made = Dispatcher(self.config, self.model, 1, False, **self.stages)  # type: ignore[arg-type]
-        self.dispatchers.append(made)
-        async with asyncio.timeout(TIMEOUT_S):
-            while await made.card() is None:
-                await asyncio.sleep(0.01)
-        return made
-
-    def create(self, **request: Any) -> Job:
-        wanted = GenerationRequest(prompt="a red ball", **{"num_inference_steps": 4, "seed": 1, **request})
-        specs = resolve(wanted, registry.card(Path(self.model.path), "m"), seed=1)
-        values = [spec.to_dict() for spec in specs]
-        job = Job(id=new_job_id("video"), kind="video", model="m", request=wanted, specs=values, created_at=now())
-        return self.jobs.create(job)
-
-    async def ended(self, job: Job) -> Job:
-        async with asyncio.timeout(TIMEOUT_S):
-            while not (found := self.jobs.get(job.id)).state.is_final:
-                await asyncio.sleep(0.01)
-        return found
-
-    async def steps(self) -> int:
-        return int((await self.denoiser.stats())["steps"])
-
-    async def close(self) -> None:
-        for dispatcher in self.dispatchers:
-            tasks = [*dispatcher._background, *dispatcher._walks.values()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        self.denoiser._loop.stop()
-        self.jobs.close()
-
-
-@pytest.fixture
-async def build(
-    tmp_path: Path, model: ModelConfig, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Callable[..., House]]:
-    torch.set_num_threads(1)
-    monkeypatch.setattr(refs, "put", lambda value, loop: value)  # no cluster here: handed over as it is
-    monkeypatch.setattr(module, "LOOK_S", 0.05)
-    monkeypatch.setattr(walk, "RETRY_S", 0.01)
-    houses: list[House] = []
-
-    def make(**settings: Any) -> House:
-        houses.append(House(tmp_path, model, **settings))
-        return houses[-1]
-
-    yield make
-    for house in houses:
-        await house.close()
-
-
-async def events(dispatcher: Dispatcher, job: Job) -> list[Event]:
-    return [event async for batch in dispatcher.events(job.id, 0) for event in batch]
+from raydiance.serve.storage.job import Job, JobState
 
 
 async def test_a_job_walks_from_the_table_to_its_file(build: Callable[..., House]) -> None:
