@@ -1,7 +1,8 @@
 """What waits for a denoiser, and what denoisers have: each sample is let go when it is its turn, a lease at a time.
 
 A replica is given a few seconds of work ahead (`lead_s`), so that it decides over little at every step, and nothing
-waits in it that another replica could do. What is more urgent than all that is there goes at once: room is made.
+waits in it that another replica could do. What is more urgent than all that is there goes at once: room is made. So does
+what could share a batch with what is there.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ class Sample:
         terms: the deadline in them is that of its denoising.
         seconds: of a replica that it still takes, alone.
         since: when it came, in Unix seconds.
+        kind: samples of one kind can share batches.
     """
 
     job_id: str
@@ -32,6 +34,7 @@ class Sample:
     terms: Terms
     seconds: float
     since: float
+    kind: Hashable = None
 
     @property
     def key(self) -> tuple[str, int]:
@@ -59,6 +62,7 @@ class Backlog:
         num_replicas: that take the work.
         lead_s: seconds of work that each is given ahead.
         max_active: samples that all of them hold at most.
+        max_batch: samples of one kind that are let go together, for the sake of their batch.
         patience_s: see `urgency`.
         clock: of Unix seconds.
     """
@@ -69,10 +73,12 @@ class Backlog:
         num_replicas: int,
         lead_s: float,
         max_active: int,
+        max_batch: int = 1,
         patience_s: float,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.max_active = max_active
+        self._max_batch = max_batch * num_replicas
         self._ahead_s = lead_s * num_replicas
         self._patience_s = patience_s
         self._clock = clock
@@ -134,6 +140,9 @@ class Backlog:
     def _has_room(self, sample: Sample, now: float) -> bool:
         if len(self._active) >= self.max_active:
             return False
+        alike = sum(each.kind == sample.kind for each in self._active.values())
+        if sample.kind is not None and 0 < alike < self._max_batch:
+            return True
         own = urgency(sample, now, self._patience_s)
         before = [each for each in self._active.values() if urgency(each, now, self._patience_s) < own]
         return _total(before) < self._ahead_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from raydiance.models.spec import Spec
 from raydiance.serve.admission import Due, judge
@@ -81,7 +81,7 @@ class Desk:
 
     def left(self, sample: Sample, seconds: float) -> Sample:
         """How much of a sample remains; it counts for so much from now on."""
-        found = Sample(sample.job_id, sample.index, sample.terms, seconds, sample.since)
+        found = replace(sample, seconds=seconds)
         if (entry := self._entries.get(sample.job_id)) is not None:
             entry.samples[sample.index] = found
         return found
@@ -96,11 +96,11 @@ class Desk:
         """Denoising has to end before a sample is due, by what comes after it."""
         if self._pricer is None:
             terms = Terms(quote.target.due, quote.target.tier, tenant)
-            return [Sample(job_id, i, terms, 0.0, since) for i in range(len(specs))]
+            return [Sample(job_id, i, terms, 0.0, since, _kind(spec)) for i, spec in enumerate(specs)]
         samples = []
         for i, (spec, price) in enumerate(zip(specs, self._pricer.alone(specs), strict=True)):
             terms = Terms(quote.target.due - price.decode_s - price.file_s, quote.target.tier, tenant)
-            samples.append(Sample(job_id, i, terms, self._pricer.denoise_s(spec), since))
+            samples.append(Sample(job_id, i, terms, self._pricer.denoise_s(spec), since, _kind(spec)))
         return samples
 
     def _due(self) -> list[Due]:
@@ -110,3 +110,8 @@ class Desk:
         over = [job_id for job_id, entry in self._entries.items() if entry.until is not None and entry.until <= now]
         for job_id in over:
             del self._entries[job_id]
+
+
+def _kind(spec: Spec) -> tuple[object, ...]:
+    """What samples that share a batch agree in, as far as it is known before anything is encoded."""
+    return spec.task, spec.height, spec.width, spec.num_frames

@@ -76,6 +76,7 @@ class Dispatcher:
             num_replicas=num_replicas,
             lead_s=scheduling.lead_s,
             max_active=config.denoiser.max_active * num_replicas,
+            max_batch=config.denoiser.max_batch_size,
             patience_s=scheduling.patience_s,
         )
         self._desk = Desk(scheduling, self._backlog, num_replicas)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -103,6 +104,14 @@ async def test_no_more_than_may_be_held_are_let_go_however_urgent() -> None:
     await crowd.come(sample("a"), sample("b"))
     assert await crowd.come(sample("c", tier="interactive"), sample("d", tier="batch")) == ["a", "b"]
     assert await crowd.leave("a") == ["b", "c"]
+    await crowd.end()
+
+
+async def test_what_can_share_a_batch_goes_along() -> None:
+    crowd = Crowd(backlog(max_batch=3))
+    long = [replace(sample(name, 50.0, deadline=2000.0 + i), kind="video") for i, name in enumerate("abcd")]
+    assert await crowd.come(*long, replace(sample("other", 1.0, deadline=3000.0), kind="image")) == ["a", "b", "c"]
+    assert await crowd.leave("a") == ["b", "c", "d"]
     await crowd.end()
 
 
