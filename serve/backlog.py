@@ -1,8 +1,8 @@
 """What waits for a denoiser, and what denoisers have: each sample is let go when it is its turn, a lease at a time.
 
 A replica is given a few seconds of work ahead (`lead_s`), so that it decides over little at every step, and nothing
-waits in it that another replica could do. What is more urgent than all that is there goes at once: room is made. So does
-what could share a batch with what is there.
+waits in it that another replica could do. What is more urgent than all that is there goes at once: room is made. So
+does what could share a batch with what is there.
 """
 
 from __future__ import annotations

@@ -43,6 +43,7 @@ def test_parameters_are_as_many_as_published(name):
 
 
 @pytest.mark.parametrize("name", ["flux.1-dev", "wan2.2-t2v-a14b"])
+@pytest.mark.slow
 def test_a_profile_gives_a_configuration(name):
     known = profile.load(name)
     checkup = known.examine()

@@ -238,6 +238,7 @@ print(json.dumps({k: after[k] - before[k] for k in before}))
     ("library", "kind", "name"),
     [("d", "WanTransformer3DModel", "transformer"), ("t", "T5EncoderModel", "text_encoder")],
 )
+@pytest.mark.slow
 def test_weights_are_mapped_and_not_copied(tmp_path, library, kind, name):
     if library == "d":
         from diffusers import WanTransformer3DModel as Kind

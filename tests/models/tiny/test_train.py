@@ -20,6 +20,7 @@ def run(out: Path, *args: str) -> dict[str, float]:
     return record
 
 
+@pytest.mark.slow
 def test_every_stage_runs_and_resumes(tmp_path: Path) -> None:
     out = tmp_path / "checkpoint"
     encoder = tmp_path / "checkpoint-work/vae/diffusion_pytorch_model.safetensors"
@@ -37,12 +38,14 @@ def test_every_stage_runs_and_resumes(tmp_path: Path) -> None:
     assert any(not torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.slow
 def test_two_processes_train_together(tmp_path: Path) -> None:
     record = run(tmp_path / "checkpoint", "--seconds", "0.2", "--decoder-seconds", "0", "--workers", "2")
     assert record["workers"] == 2
     assert record["steps"] >= 1
 
 
+@pytest.mark.slow
 def test_resuming_restores_everything(tmp_path: Path) -> None:
     options = train.Options(
         out=tmp_path / "out",

@@ -138,6 +138,7 @@ def test_what_is_neither_folder_nor_profile() -> None:
     assert "nope is neither a folder nor a Hugging Face id" in refused("nope")
 
 
+@pytest.mark.slow
 def test_a_profile_that_fits_and_one_that_does_not() -> None:
     fits = check("wan2.2-t2v-a14b", "--size", "832x480", "--gpu", "80")
     assert rows(fits)["weights"] == "Wan-AI/Wan2.2-T2V-A14B-Diffusers"
@@ -149,6 +150,7 @@ def test_a_profile_that_fits_and_one_that_does_not() -> None:
     assert does_not.stderr.splitlines() == ["error: it does not fit cards of 4 GB"]
 
 
+@pytest.mark.slow
 def test_a_configuration_for_cards_that_it_fits() -> None:
     config = yaml.safe_load(check("wan2.2-t2v-a14b", "--gpu", "80", "--config").stdout)
     assert config["models"][0]["path"] == "Wan-AI/Wan2.2-T2V-A14B-Diffusers"
