@@ -49,7 +49,7 @@ def test_the_whole_cluster_is_killed_during_three_running_jobs(tmp_path: Path) -
             finished = submit(client, num_inference_steps=4)
             wait_for(client, finished, "completed")
             expected = frames(client, finished)
-            running = [submit(client, num_inference_steps=100, seed=i) for i in range(3)]
+            running = [submit(client, num_inference_steps=40, seed=i) for i in range(3)]
             wait_for(client, running[0], "in_progress", progress=1)
             for job_id in running[1:]:
                 wait_for(client, job_id, "in_progress")
