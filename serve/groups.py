@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
-from raydiance.serve.background import finish
 from raydiance.models.tier import Tier
+from raydiance.serve.background import finish
 from raydiance.serve.errors import Forbidden, InvalidRequest, NotFound, RaydianceError
 from raydiance.serve.intake import Draft, Intake, with_terms
 from raydiance.serve.pricer import Quote

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from raydiance.models.tier import Tier
 from raydiance.serve.request import (
     GROUP_ID,
     MAX_PREVIEWS,
@@ -123,7 +124,7 @@ class GroupCreation(Wire):
     )
     id: str | None = Field(None, pattern=GROUP_ID, description="left out: one is made")
     atomic: bool = Field(False, description="all requests are accepted or none")
-    service_tier: Literal["interactive", "standard", "batch"] | None = None
+    service_tier: Tier | None = None
     slo_s: float | None = Field(None, gt=0, le=MAX_SECONDS, description="seconds in which each should be done")
     deadline_s: float | None = Field(
         None, gt=0, le=MAX_SECONDS, description="seconds from now after which nobody wants any of them"

@@ -9,12 +9,13 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from raydiance.models.inputs import ImageRole
 from raydiance.models.spec import TASKS, VIDEO_TASKS
+from raydiance.models.tier import Tier
 from raydiance.serve.attachments import attach
 from raydiance.serve.cli.console import EXIT_FAILED, err, fail, guarded, say
 from raydiance.serve.cli.jobs import ending, follow
@@ -78,7 +79,7 @@ def generate(
         typer.Option(metavar="NAME=VALUE", help="A number that only some models take; see `raydiance models --json`."),
     ] = None,
     tier: Annotated[
-        Literal["interactive", "standard", "batch"] | None,
+        Tier | None,
         typer.Option(help="How urgent it is.", show_default="standard"),
     ] = None,
     slo: Annotated[

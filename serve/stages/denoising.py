@@ -38,12 +38,14 @@ async def denoising(
     *,
     seconds: float = 0.0,
     last: str | None = None,
+    group: loads.Group | None = None,
 ) -> AsyncIterator[Denoising]:
     """The events of a work's lease. Left early, for whatever reason, the replica drops the trajectory within one step.
 
     Args:
         seconds: that it still takes.
         last: the replica that had it before.
+        group: it goes where this was, if loads are equal.
 
     Raises ReplicaLost where the replica dies, with the last checkpoint that came, else the one that it began from.
     """
@@ -58,7 +60,9 @@ async def denoising(
 
     generate = denoiser.options(method_name="generate", stream=True)
     try:
-        async with generate.choose_replica(last=last) as replica, _held(replica.replica_id, seconds):
+        hints = {"last": last, "near": loads.home_of(group)}
+        async with generate.choose_replica(**hints) as replica, _held(replica.replica_id, seconds):
+            loads.settle(group, replica.replica_id)
             events = cast("Any", generate.dispatch(replica, work, embeddings, inputs))
             try:
                 yield Denoising(replica.replica_id, keeping(events))

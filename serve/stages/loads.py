@@ -6,13 +6,17 @@ the dispatcher in the same process is here, and imported when it is needed.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 MOVE_S = 1.0
 """A state goes on where it was, unless another replica has so much less to do."""
+MAX_HOMES = 1024
+Group = tuple[str, str]
+"""Of which tenant, and its id."""
 _seconds: defaultdict[str, float] = defaultdict(float)
+_homes: OrderedDict[Group, str] = OrderedDict()
 
 
 @contextmanager
@@ -31,6 +35,21 @@ def of(replica_id: str) -> float:
     return _seconds.get(replica_id, 0.0)
 
 
-def in_order(replica_ids: list[str], last: str | None) -> list[str]:
-    """The one with the least to do first; `last`, where the state was, has a lead of `MOVE_S`."""
-    return sorted(replica_ids, key=lambda each: (of(each) - (MOVE_S if each == last else 0.0), each))
+def home_of(group: Group | None) -> str | None:
+    """The replica that had the last sample of a group."""
+    return None if group is None else _homes.get(group)
+
+
+def settle(group: Group | None, replica_id: str) -> None:
+    """A sample of the group goes to a replica. Of many groups those that were used longest ago are forgotten."""
+    if group is not None:
+        _homes[group] = replica_id
+        _homes.move_to_end(group)
+        while len(_homes) > MAX_HOMES:
+            _homes.popitem(last=False)
+
+
+def in_order(replica_ids: list[str], last: str | None, near: str | None = None) -> list[str]:
+    """The one with the least to do first; `last`, where the state was, has a lead of `MOVE_S`; of those with as much to
+    do, `near`, where its group is, comes first."""
+    return sorted(replica_ids, key=lambda each: (of(each) - (MOVE_S if each == last else 0.0), each != near, each))

@@ -1,4 +1,4 @@
-"""Which denoiser replica gets a sample: the one with the least to do, in seconds, or where its state was."""
+"""Which denoiser replica gets a sample: the one with the least to do, in seconds, or where its state or group was."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from ray.serve.request_router import FIFOMixin, PendingRequest, RequestRouter, R
 
 
 class WorkRouter(FIFOMixin, RequestRouter):
-    """Called with `last=ID` of the replica that has the state, it goes there unless another has much less to do."""
+    """Called with `last=ID` of the replica that has the state, it goes there unless another has much less to do; with
+    `near=ID` of the one that had its group, where that has no more to do than others."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -15,6 +16,6 @@ class WorkRouter(FIFOMixin, RequestRouter):
 
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # else it spins while there is no replica
-        last = None if pending_request is None else pending_request.kwargs.get("last")
+        hints = {} if pending_request is None else pending_request.kwargs
         by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        return [[by_id[each]] for each in loads.in_order(list(by_id), last)]
+        return [[by_id[each]] for each in loads.in_order(list(by_id), hints.get("last"), hints.get("near"))]

@@ -203,8 +203,9 @@ class Walk:
     async def _lease(self, sample: _Sample, work: Work, embeddings: Any, inputs: Any) -> ObjectRef[Any] | None:
         """The latents, or None where the lease ended before."""
         seconds = self._prices_s[sample.index] * sample.share
+        group = None if self._job.group_id is None else (self._job.tenant, self._job.group_id)
         async with denoising(
-            self._stages.denoiser, work, embeddings, inputs, seconds=seconds, last=sample.last
+            self._stages.denoiser, work, embeddings, inputs, seconds=seconds, last=sample.last, group=group
         ) as lease:
             sample.last = lease.replica_id
             async for event in lease.events:

@@ -15,14 +15,13 @@ from typing import Any
 
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
+from tests.serve.scripted import JOB, Handle, event
 from tests.servers import Server, free_port
 
 from raydiance.serve.client import Client
 from raydiance.serve.errors import GenerationFailed, InvalidRequest, NotFound, RaydianceError, Unavailable
 from raydiance.serve.keywords import Fields
 from raydiance.serve.request import GenerationRequest
-
-JOB = {"id": "video_1", "status": "completed", "outputs": [{"index": 0}, {"index": 1}]}
 
 STORY = """
 import json, sys, raydiance
@@ -156,63 +155,6 @@ def test_no_cluster() -> None:
 # without a cluster ---------------------------------------------------------------------------------------------------
 
 
-class Handle:
-    """Stands in for Serve's: answers from a script, by method."""
-
-    def __init__(self, **answers: Any) -> None:
-        self.answers = answers
-        self.called: list[tuple[str, tuple[Any, ...]]] = []
-        self._method = ""
-
-    def __getattr__(self, method: str) -> Handle:
-        if method.startswith("_"):
-            raise AttributeError(method)
-        bound = Handle(**self.answers)
-        bound.called, bound._method = self.called, method
-        return bound
-
-    def options(self, stream: bool) -> Handle:
-        assert stream
-        return self
-
-    def remote(self, *args: Any) -> Any:
-        self.called.append((self._method, args))
-        answer = self.answers[self._method]
-        answer = answer.pop(0) if isinstance(answer, list) else answer
-        return Stream(answer) if self._method == "events" else Response(answer)
-
-
-class Response:
-    def __init__(self, answer: Any) -> None:
-        self._answer = answer
-
-    def result(self) -> Any:
-        if isinstance(self._answer, Exception):
-            raise self._answer
-        return self._answer
-
-
-class Stream:
-    def __init__(self, parts: tuple[Any, ...]) -> None:
-        self._parts = iter(parts)
-
-    def __iter__(self) -> Stream:
-        return self
-
-    def __next__(self) -> Any:
-        part = next(self._parts)
-        if isinstance(part, Exception):
-            raise part
-        return part
-
-    def cancel(self) -> None:
-        pass
-
-
-def event(number: int, kind: str = "progress") -> dict[str, Any]:
-    return {"id": number, "type": kind, "job_id": "video_1", "data": {}}
-
-
 def test_a_cut_stream_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raydiance.serve.client.RECONNECT_S", 0.0)
     cut = ([event(1)], RayActorError())
@@ -288,6 +230,29 @@ def test_every_field_of_a_request_can_be_given() -> None:
     Client(handle).generate("x", audio=False, true_cfg_scale=2.0)  # type: ignore[arg-type]
     [(_, (request, _))] = handle.called
     assert (request["audio"], request["true_cfg_scale"]) == (False, 2.0)
+
+
+def test_quotes_and_groups() -> None:
+    handle = Handle(quote={"object": "quote"}, create_group={"id": "g"}, group={"id": "g"}, cancel_group={"id": "g"})
+    client = Client(handle)  # type: ignore[arg-type]
+    assert client.quote("x", image=b"picture", output_format="webp", n=2, service_tier="batch") == {"object": "quote"}
+    assert client.create_group([{"prompt": "x"}], atomic=True, deadline_s=5.0) == {"id": "g"}
+    assert client.group("g") == client.cancel_group("g") == {"id": "g"}
+    asked = dict(handle.called)
+    [request] = asked["quote"]
+    assert (request["n"], request["service_tier"], request["output"]) == (2, "batch", {"format": "webp"})
+    assert request["inputs"][0]["source"] == {"b64": "cGljdHVyZQ=="}
+    assert asked["create_group"] == ({"atomic": True, "deadline_s": 5.0, "requests": [{"prompt": "x"}]},)
+    assert asked["group"] == asked["cancel_group"] == ("g",)
+    with pytest.raises(InvalidRequest) as caught:
+        client.quote("x", n=99)
+    assert caught.value.param == "n"
+
+
+def test_why_a_job_waits() -> None:
+    handle = Handle(job=JOB, why={"where": "it waits"})
+    assert Client(handle).job("video_1").why() == {"where": "it waits"}  # type: ignore[arg-type]
+    assert handle.called[-1] == ("why", ("video_1",))
 
 
 def test_result_of_a_failed_job() -> None:

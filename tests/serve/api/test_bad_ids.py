@@ -17,11 +17,14 @@ Refused = Callable[..., None]
         ("GET", "/v1/jobs/{}"),
         ("DELETE", "/v1/jobs/{}"),
         ("POST", "/v1/jobs/{}/cancel"),
+        ("GET", "/v1/jobs/{}/why"),
         ("GET", "/v1/jobs/{}/events"),
         ("GET", "/v1/jobs/{}/content"),
         ("GET", "/v1/videos/{}"),
         ("DELETE", "/v1/videos/{}"),
         ("GET", "/v1/videos/{}/content"),
+        ("GET", "/v1/groups/{}"),
+        ("DELETE", "/v1/groups/{}"),
     ],
 )
 def test_ids_that_are_none(http: httpx.Client, job_id: str, method: str, path: str) -> None:

@@ -17,6 +17,8 @@ from sqlalchemy import text
 from tests.serve.api.conftest import Server
 
 from raydiance.serve import tenants as tenants_module
+from raydiance.serve.api.errors import error_response
+from raydiance.serve.errors import TooManyRequests
 from raydiance.serve.storage.tables import ApiKeyRow
 
 Start = Callable[..., Server]
@@ -76,6 +78,11 @@ def test_keys_of_the_configuration_and_of_the_database_side_by_side(start: Start
     old, new = server.http(headers={"Authorization": "Bearer of-old"}), client(server)
     for http, tenant in ((old, "default"), (new, "acme")):
         assert http.post("/v1/jobs", json={"prompt": "a cat", "num_frames": 1}).json()["tenant"] == tenant
+
+
+@pytest.mark.parametrize(("wait_s", "header"), [(0.1, "1"), (1.0, "1"), (1.01, "2"), (59.2, "60"), (86_399.5, "86400")])
+def test_when_to_come_again_is_in_whole_seconds_and_never_too_soon(wait_s: float, header: str) -> None:
+    assert error_response(TooManyRequests("wait", wait_s)).headers["retry-after"] == header
 
 
 def test_a_database_that_is_away(server: Server) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import httpx
 import pytest
 from starlette.routing import Route
 from tests.serve.api.conftest import Server, running
+from tests.serve.api.routes import BY_ID, COMMON, GROUP_BY_ID, GROUPS, LISTS, MAKES, PROMPT, QUOTES, SUMS
 
 from raydiance.serve.api import create_app
 from raydiance.serve.storage.job import Job, JobState
@@ -20,43 +21,7 @@ from raydiance.serve.storage.job import Job, JobState
 TENANTS = ("acme", "globex", "default")
 UNKNOWN = "video_00000000000000000000000000000000"
 KEY = "the-same-key-of-all"
-PROMPT = {"prompt": "a cat", "seed": 1}
-
-# route -> body; `{id}` is another tenant's job
-BY_ID: dict[str, dict[str, Any] | None] = {
-    "GET /v1/jobs/{id}": None,
-    "DELETE /v1/jobs/{id}": None,
-    "POST /v1/jobs/{id}/cancel": None,
-    "GET /v1/jobs/{id}/events": None,
-    "GET /v1/jobs/{id}/content": None,
-    "HEAD /v1/jobs/{id}/content": None,
-    "GET /v1/videos/{id}": None,
-    "DELETE /v1/videos/{id}": None,
-    "GET /v1/videos/{id}/content": None,
-    "HEAD /v1/videos/{id}/content": None,
-    "POST /v1/videos/{id}/remix": {"prompt": "at night"},
-    "POST /v1/videos/edits": {"prompt": "at night", "video": {"id": "{id}"}},
-    "POST /v1/videos/extensions": {"prompt": "at night", "video": {"id": "{id}"}},
-    "GET /v1/jobs?after={id}": None,
-    "GET /v1/videos?after={id}": None,
-}
-LISTS = ("GET /v1/jobs", "GET /v1/videos")
-MAKES: dict[str, dict[str, Any]] = {
-    "POST /v1/jobs": PROMPT,
-    "POST /v1/videos": PROMPT,
-    "POST /v1/images/generations": PROMPT,
-    "POST /v1/images/edits": PROMPT | {"image": "data:image/png;base64,{picture}"},
-}
-SUMS = ("GET /v1/usage",)
-# these tell nothing of tenants
-COMMON = (
-    *("GET /healthz", "GET /readyz", "GET /v1/models", "GET /v1/models/{model:path}"),
-    *(
-        f"{method} {path}"
-        for method in ("GET", "HEAD")
-        for path in ("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc")
-    ),
-)
+SHARED = "round-7"  # an id that every tenant has given to a group of its own
 
 
 @dataclass
@@ -66,6 +31,7 @@ class House:
     server: Server
     clients: dict[str, httpx.Client]
     jobs: dict[str, dict[str, str]] = field(default_factory=dict)  # tenant -> kind -> id
+    groups: dict[str, str] = field(default_factory=dict)  # tenant -> id
 
     def make(self, tenant: str, kind: str) -> str:
         bodies: dict[str, dict[str, Any]] = {
@@ -79,6 +45,14 @@ class House:
         job_id = str(answer.json()["id"])
         self.server.until(job_id, *([JobState.IN_PROGRESS] if kind == "running" else []))
         return job_id
+
+    def make_group(self, tenant: str, group_id: str) -> str:
+        """With a job that runs."""
+        hanging = {"prompt": "hang", "seed": 1}
+        answer = self.clients[tenant].post("/v1/groups", json={"id": group_id, "requests": [hanging]})
+        assert answer.status_code == 201, answer.text
+        self.server.until(answer.json()["requests"][0]["job"]["id"], JobState.IN_PROGRESS)
+        return group_id
 
     def ask(self, tenant: str, route: str, job_id: str, **options: Any) -> httpx.Response:
         method, _, path = route.partition(" ")
@@ -111,10 +85,14 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         house = House(server, clients)
         for tenant in TENANTS:
             house.jobs[tenant] = {kind: house.make(tenant, kind) for kind in KINDS}
+            house.groups[tenant] = house.make_group(tenant, f"round-of-{tenant}")
+            house.make_group(tenant, SHARED)
             house.clients[tenant].get(f"/v1/jobs/{house.jobs[tenant]['video']}/content?variant=thumbnail")
         yield house
         for tenant in TENANTS:
             house.clients[tenant].post(f"/v1/jobs/{house.jobs[tenant]['running']}/cancel")
+            for group_id in (house.groups[tenant], SHARED):
+                house.clients[tenant].delete(f"/v1/groups/{group_id}")
 
 
 def test_every_route_has_a_case(house: House) -> None:
@@ -122,8 +100,8 @@ def test_every_route_has_a_case(house: House) -> None:
     assert all(isinstance(route, Route) for route in routes), "another kind of route needs a case of its own"
     found = {f"{m} {route.path}" for route in routes for m in route.methods}
     by_id = {route for route in BY_ID if "?" not in route}
-    assert found == by_id | set(LISTS) | set(MAKES) | set(SUMS) | set(COMMON)
-    assert {route for route in found if "{id}" in route} <= set(BY_ID)
+    assert found == by_id | {*GROUP_BY_ID, *LISTS, *MAKES, *SUMS, GROUPS, QUOTES, *COMMON}
+    assert {route for route in found if "{id}" in route} <= {*BY_ID, *GROUP_BY_ID}
 
 
 def _leaves(routes: Iterable[Any]) -> Iterator[Any]:
@@ -154,6 +132,45 @@ def test_the_same_request_reaches_the_owners_own(house: House, route: str) -> No
     """Without this the cases above could be refused for another reason."""
     job_id = house.make("acme", "video")
     assert house.ask("acme", route, job_id).status_code != 404
+
+
+@pytest.mark.parametrize("caller", TENANTS)
+@pytest.mark.parametrize("route", GROUP_BY_ID)
+def test_another_tenants_group_is_as_one_that_does_not_exist(house: House, route: str, caller: str) -> None:
+    method, _, path = route.partition(" ")
+    before = {tenant: house.snapshot(tenant) for tenant in TENANTS}
+    unknown = house.clients[caller].request(method, path.replace("{id}", "no-such-round"))
+    assert unknown.status_code == 404, unknown.text
+    for owner in (tenant for tenant in TENANTS if tenant != caller):
+        group_id = house.groups[owner]
+        answer = house.clients[caller].request(method, path.replace("{id}", group_id))
+        assert answer.status_code == 404, answer.text
+        assert answer.text == unknown.text.replace("no-such-round", group_id)
+        assert _headers(answer, group_id) == _headers(unknown, "no-such-round")
+    assert {tenant: house.snapshot(tenant) for tenant in TENANTS} == before
+
+
+@pytest.mark.parametrize("caller", TENANTS)
+def test_groups_of_one_id_are_apart(house: House, caller: str) -> None:
+    http = house.clients[caller]
+    group = http.get(f"/v1/groups/{SHARED}").json()
+    assert group["tenant"] == caller
+    seen = {job["id"] for job in http.get("/v1/jobs", params={"group": SHARED, "limit": 100}).json()["data"]}
+    assert seen == set(group["jobs"]["data"])
+    assert seen <= {job.id for job in house.server.service.jobs.list(tenant=caller, limit=1000)[0]}
+    assert http.get(f"/v1/groups/{SHARED}", params={"after": house.jobs[_other(caller)]["video"]}).status_code == 404
+    assert http.post("/v1/groups", json={"id": SHARED, "requests": [PROMPT]}).status_code == 409
+
+
+def test_a_group_is_joined_and_cancelled_by_its_tenant_alone(house: House) -> None:
+    """Another's request that carries its id joins a group of that other's own."""
+    group_id = house.make_group("acme", "contested")
+    joined = house.clients["globex"].post("/v1/jobs", json=PROMPT | {"group": group_id}).json()
+    assert house.clients["acme"].get(f"/v1/groups/{group_id}").json()["counts"]["in_progress"] == 1
+    assert house.clients["globex"].get(f"/v1/groups/{group_id}").json()["jobs"]["data"] == [joined["id"]]
+    assert house.clients["globex"].delete(f"/v1/groups/{group_id}").status_code == 200
+    assert house.clients["acme"].get(f"/v1/groups/{group_id}").json()["counts"]["in_progress"] == 1
+    assert house.clients["acme"].delete(f"/v1/groups/{group_id}").json()["counts"]["cancelled"] == 1
 
 
 @pytest.mark.parametrize("caller", TENANTS)
@@ -191,6 +208,14 @@ def test_an_idempotency_key_is_its_tenants(house: House, route: str, picture: by
 
 @pytest.mark.parametrize("route", MAKES)
 def test_another_tenants_file_cannot_be_named(house: House, route: str) -> None:
+    _check_files(house, route, lambda body: body)
+
+
+def test_another_tenants_file_cannot_be_named_in_a_group(house: House) -> None:
+    _check_files(house, GROUPS, lambda body: {"requests": [PROMPT, body], "atomic": True})
+
+
+def _check_files(house: House, route: str, wrap: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     key = f"jobs/{house.jobs['globex']['image']}/0.png"
     path = route.partition(" ")[2]
     sources = [{"artifact": key}, {"id": house.jobs["globex"]["image"]}, {"file_id": key}]
@@ -201,7 +226,7 @@ def test_another_tenants_file_cannot_be_named(house: House, route: str) -> None:
             PROMPT | {"inputs": [{"type": "video", "source": source}]},
             PROMPT | {"input_reference": key},
         ):
-            answer = house.clients["acme"].post(path, json=body)
+            answer = house.clients["acme"].post(path, json=wrap(body))
             assert answer.status_code == 400, answer.text
 
 
@@ -227,10 +252,14 @@ def test_the_operator_sees_all(house: House) -> None:
 
 def test_a_key_and_no_other_lets_in(house: House) -> None:
     nobody = house.server.http()
-    for route in (*BY_ID, *LISTS, *MAKES, *SUMS):
+    for route in (*BY_ID, *GROUP_BY_ID, *LISTS, *MAKES, *SUMS, GROUPS, QUOTES):
         method, _, path = route.partition(" ")
         answer = nobody.request(method, path.replace("{id}", house.jobs["acme"]["video"]))
         assert answer.status_code == 401, route
+
+
+def _other(tenant: str) -> str:
+    return next(other for other in TENANTS if other != tenant)
 
 
 def _headers(answer: httpx.Response, job_id: str) -> dict[str, str]:
