@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -43,11 +43,17 @@ class Stores:
         """Raises Conflict or NotFound where it is no longer to be done."""
         return await asyncio.to_thread(self.jobs.start, job_id)
 
-    async def fail(self, job_id: str, error: JobError) -> Job | None:
+    async def fail(self, job_id: str, error: JobError, used: Mapping[str, float] | None = None) -> Job | None:
+        """Args: used: GPU-seconds by stage, that are charged all the same."""
         try:
-            return await asyncio.to_thread(self.jobs.fail, job_id, error)
+            return await asyncio.to_thread(self.jobs.fail, job_id, error, used)
         except (Conflict, NotFound):
             return await self.lookup(job_id)
+
+    async def charge(self, job_id: str, used: Mapping[str, float]) -> None:
+        """What a job that somebody else ended had used by then."""
+        if any(used.values()):
+            await asyncio.to_thread(self.jobs.charge, job_id, used)
 
     async def complete(
         self, job_id: str, walk: Walk, artifacts: list[Artifact], timings: dict[str, float]
@@ -93,6 +99,7 @@ class JobLife:
         self._job = job
         self._feed = feed
         self._started: asyncio.Future[Job] | None = None
+        self._used: Mapping[str, float] = {}  # GPU-seconds by stage, of the leases that have ended
 
     async def live(self) -> None:
         """To its final event. Raises Unavailable where its end could not be written."""
@@ -121,13 +128,15 @@ class JobLife:
                 job.id, JobError(message=message, param="deadline_s", code="deadline_exceeded")
             )
         except (asyncio.CancelledError, Conflict, NotFound):
+            await self._stores.charge(job.id, self._used)
             return await self._stores.lookup(job.id)  # cancelled, deleted, or another's
         except Unavailable:
             raise
         except Exception as e:
             log.exception("job %s failed", job.id)
             cause = getattr(e, "cause", None) or e
-            return await self._stores.fail(job.id, JobError(message=f"{type(cause).__name__}: {cause}"[:1000]))
+            error = JobError(message=f"{type(cause).__name__}: {cause}"[:1000])
+            return await self._stores.fail(job.id, error, self._used)
 
     async def _run(self) -> Job | None:
         """Raises Conflict or NotFound where it is no longer to be done."""
@@ -152,6 +161,7 @@ class JobLife:
             prices_s=[sample.seconds for sample in samples],
             lease_s=self._lease_s,
         )
+        self._used = walk.gpu_seconds
         artifacts, timings = await walk.run()
         if self._desk.pricer is not None:
             for values, busy_s in zip(job.specs, walk.busy_s, strict=True):
