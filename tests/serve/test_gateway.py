@@ -60,7 +60,8 @@ async def test_groups_and_errors_are_those_of_http(tmp_path: Path) -> None:
         {"storage.database": f"sqlite:///{tmp_path}/jobs.db", "storage.artifacts": str(tmp_path / "artifacts")}
     )
     jobs, artifacts = JobStore(config.storage.database), ArtifactStore(config.storage.artifacts)
-    gateway: Any = SimpleNamespace(_service=Service(config, {"tiny": Dispatcher()}, jobs, artifacts))
+    dispatcher: Any = Dispatcher()
+    gateway: Any = SimpleNamespace(_service=Service(config, {"tiny": dispatcher}, jobs, artifacts))
     body = {"id": "round", "requests": [{"prompt": "a ball"}, {"prompt": "a ball", "steps": 3}], "max_gpu_seconds": 9}
     made = await Gateway.create_group(gateway, body)
     assert [one["job"] is not None for one in made["requests"]] == [True, False]
