@@ -19,7 +19,7 @@ class Batch:
     """Args:
     sum_tokens: over its trajectories.
     seconds: of its step.
-    latest: when the step may end at the latest, seconds on the clock of `now`.
+    pace_s: what steps may take on average for every member to be on time.
     """
 
     needs: list[Need]
@@ -28,7 +28,7 @@ class Batch:
     num_tokens: int
     num_branches: int
     sum_tokens: int
-    latest: float
+    pace_s: float
 
     @property
     def is_kept(self) -> bool:
@@ -65,7 +65,7 @@ class Draft:
             return False
         room.take(degree)
         tokens = kind.num_tokens
-        batch = Batch([need], degree, kind.alone[degree], tokens, kind.num_branches, tokens, need.latest)
+        batch = Batch([need], degree, kind.alone[degree], tokens, kind.num_branches, tokens, need.pace_s)
         self.batches.append(batch)
         self.open[kind.key] = batch
         return True
@@ -96,7 +96,7 @@ class Draft:
         batch.num_tokens = max(batch.num_tokens, kind.num_tokens)
         batch.num_branches = max(batch.num_branches, kind.num_branches)
         batch.sum_tokens += kind.num_tokens
-        batch.latest = min(batch.latest, need.latest)
+        batch.pace_s = min(batch.pace_s, need.pace_s)
 
     def gather(self, degree: int) -> bool:
         """Leaves the free ranks of a subgroup alone that has ranks in the middle of a step: that which is free first.

@@ -17,6 +17,10 @@ from raydiance.parallel.mesh import powers_of_two
 from raydiance.serve.engine.policies.base import Candidate, Prices, Rules
 from raydiance.serve.engine.ways import Shape
 
+WORTHWHILE = 0.9
+"""Of the GPU-seconds that a step takes alone, what it may add to a batch at most: a batch ends later for all its
+members, and keeps its ranks for longer from those that come; the last percents of throughput are not worth that."""
+
 
 class Steps:
     """Seconds of steps.
@@ -119,7 +123,7 @@ def _price(kind: Kind, steps: Steps, rows: Sequence[int]) -> None:
         degree, alone_s = kind.smallest, options[0].seconds
         for num_rows in rows:
             seconds = steps.seconds(kind.num_tokens, num_rows, kind.num_branches, degree)
-            if seconds is not None:
+            if seconds is not None and seconds - alone_s <= (num_rows - 1) * WORTHWHILE * alone_s:
                 options.append(Option(degree, seconds, degree * seconds / num_rows, alone_s))
     options.sort(key=lambda option: (option.seconds, option.cost))
     cheapest = float("inf")

@@ -22,7 +22,8 @@ class Need:
     cost: GPU-seconds of all that is left.
     slack: seconds that it can wait and be on time nevertheless, stepped alone on `degree` ranks; inf without a
         deadline, -inf where no degree meets it.
-    latest: when its next step may end at the latest, if those after it go at the pace that was priced.
+    pace_s: what its steps may take on average.
+    latest: when its next step may end at the latest, if those after it are as fast as was priced.
     reason: why it is stepped, if it is.
     blocked: why it is not, if it is not.
     is_kept: its deadline is one of those to be met.
@@ -35,6 +36,7 @@ class Need:
     step_s: float = 0.0
     cost: float = 0.0
     slack: float = math.inf
+    pace_s: float = math.inf
     latest: float = math.inf
     reason: Reason = Reason.IN_ORDER
     blocked: Reason = Reason.OTHERS_FIRST
@@ -82,10 +84,12 @@ def _need(now: float, candidate: Candidate, kind: Kind) -> Need:
     if deadline == math.inf:
         return Need(candidate, kind, degree, kind.alone[degree])
     num_steps, left_s = candidate.remaining_steps, deadline - now + TOLERANCE_S
-    found = kind.within(left_s / num_steps)
+    pace_s = left_s / num_steps
+    found = kind.within(pace_s)
     if found is None:
         return Need(candidate, kind, degree, kind.alone[degree], slack=-math.inf, blocked=Reason.TOO_LATE)
     option, step_cost = found
     alone_s = option.alone_s
     latest = now + left_s - (num_steps - 1) * option.seconds
-    return Need(candidate, kind, option.degree, alone_s, num_steps * step_cost, left_s - num_steps * alone_s, latest)
+    slack = left_s - num_steps * alone_s
+    return Need(candidate, kind, option.degree, alone_s, num_steps * step_cost, slack, pace_s, latest)

@@ -5,7 +5,8 @@
 3. Whose turn it is: what has waited for `patience_s`; what runs and has not had its quantum; those to be met, by
    deadline, but first what would be lost if it waited for a step; and then the others, by tier, tenants below their
    share first, what runs before what waits, oldest first.
-4. In that order each joins a batch of its key, where that is cheaper and makes nobody late, or is given ranks.
+4. In that order each joins a batch of its key, where that is cheaper by a tenth and nobody is late even if all steps
+   are as long as that, or is given ranks.
 5. Ranks that are left (`spare.py`) halve batches or double degrees where that buys most time per GPU-second.
 
 No rank is left idle while somebody waits who could use it, with two exceptions: `headroom`, and ranks that are
@@ -24,9 +25,10 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-from raydiance.serve.engine.policies.base import TIERS, Candidate, Plan, Prices, Ranks, Reason, Rules, Tier
+from raydiance.models.tier import TIERS, Tier
+from raydiance.serve.engine.policies.base import Candidate, Plan, Prices, Ranks, Reason, Rules
 from raydiance.serve.engine.policies.draft import Batch, Draft
-from raydiance.serve.engine.policies.kinds import Steps
+from raydiance.serve.engine.policies.kinds import WORTHWHILE, Steps
 from raydiance.serve.engine.policies.needs import Need, appraise
 from raydiance.serve.engine.policies.spare import spend
 from raydiance.serve.engine.policies.triage import above_share, keep
@@ -124,6 +126,9 @@ def _tightest_behind(queue: Sequence[Need]) -> list[float]:
 def _joins(draft: Draft, need: Need, batch: Batch, passed_over_s: float, behind_s: float) -> bool:
     """Into a batch, where that costs less than a step alone, and neither its members nor the others get late.
 
+    A member must be on time even if all its steps are as long: what spends its slack on a batch has none left when it
+    needs ranks of its own, and those are in the middle of a step.
+
     Args:
         passed_over_s, behind_s: the least slack of those to be on time that got no ranks, and that come later.
     """
@@ -133,13 +138,13 @@ def _joins(draft: Draft, need: Need, batch: Batch, passed_over_s: float, behind_
     seconds = draft.with_one_more(need, batch)
     if (
         seconds is None
-        or batch.degree * (seconds - batch.seconds) >= smallest * need.kind.alone[smallest]
-        or draft.now + seconds > batch.latest
+        or batch.degree * (seconds - batch.seconds) > WORTHWHILE * smallest * need.kind.alone[smallest]
+        or seconds > batch.pace_s
         or seconds > passed_over_s
     ):
         del draft.open[need.kind.key]  # nor for the next of its key
         return False
-    if draft.now + seconds > need.latest or seconds > behind_s:
+    if seconds > need.pace_s or seconds > behind_s:
         return False
     draft.join(need, batch, seconds)
     return True

@@ -73,9 +73,9 @@ def _split(draft: Draft, batch: Batch, seconds: float) -> Batch:
     batch.needs, latter = batch.needs[:middle], batch.needs[middle:]
     batch.seconds = seconds
     batch.sum_tokens = sum(need.kind.num_tokens for need in batch.needs)
-    latest = min(need.latest for need in latter)
+    pace_s = min(need.pace_s for need in latter)
     tokens = sum(need.kind.num_tokens for need in latter)
     draft.room.take(batch.degree)
-    other = Batch(latter, batch.degree, seconds, batch.num_tokens, batch.num_branches, tokens, latest)
+    other = Batch(latter, batch.degree, seconds, batch.num_tokens, batch.num_branches, tokens, pace_s)
     draft.batches.append(other)
     return other

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from raydiance.serve.engine.policies.base import Candidate, Plan, Prices, Ranks, Reason, Rules
 from raydiance.serve.engine.policies.draft import Draft
 from raydiance.serve.engine.policies.in_order import is_aged
-from raydiance.serve.engine.policies.kinds import Steps
+from raydiance.serve.engine.policies.kinds import WORTHWHILE, Steps
 from raydiance.serve.engine.policies.needs import Need, appraise
 from raydiance.serve.engine.policies.spare import spend
 
@@ -112,8 +112,14 @@ def _start(draft: Draft, need: Need, ends_s: float) -> bool:
 
 def _join(draft: Draft, need: Need) -> None:
     batch = draft.open.get(need.kind.key)
-    seconds = None if batch is None else draft.with_one_more(need, batch)
-    if batch is None or seconds is None or draft.now + seconds > min(batch.latest, need.latest):
+    seconds = None if batch is None or not need.degree else draft.with_one_more(need, batch)
+    if (
+        batch is None
+        or seconds is None
+        or batch.degree * (seconds - batch.seconds)
+        > WORTHWHILE * need.kind.smallest * need.kind.alone[need.kind.smallest]
+        or seconds > min(batch.pace_s, need.pace_s)
+    ):
         draft.wait(need)
     else:
         draft.join(need, batch, seconds)

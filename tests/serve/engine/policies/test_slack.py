@@ -92,16 +92,18 @@ def test_counts_what_comes_after_the_steps_in_progress() -> None:
     assert told.waiting == {"b": Reason.TOO_LATE}
 
 
-@pytest.mark.parametrize(("deadline", "together"), [(100.0, True), (10.6, True), (10.4, False)])
+@pytest.mark.parametrize(("deadline", "together"), [(100.0, True), (15.1, True), (14.9, False)])
 def test_batches_where_every_member_can_afford_it(deadline: float, together: bool) -> None:
-    """Two in one forward take half as long again."""
+    """Two in one forward take half as long again, and ten such steps 15 s."""
     made = plan([job("a", deadline), job("b", 200.0)], rules=Rules())
     assert (made.assignments[0].ids == ("a", "b")) is together
 
 
-def test_batches_only_where_that_is_cheaper() -> None:
-    dear = Table({1: {1: 1.0}}, row=1.5)
-    assert len(plan([job("a", 100.0), job("b", 200.0)], rules=Rules(), prices=dear).assignments[0].ids) == 1
+@pytest.mark.parametrize(("row", "together"), [(0.85, True), (0.95, False), (1.5, False)])
+def test_batches_only_where_that_is_cheaper_by_a_tenth(row: float, together: bool) -> None:
+    """Each further row takes so much of the first one's time."""
+    made = plan([job("a", 100.0), job("b", 200.0)], rules=Rules(), prices=Table({1: {1: 1.0}}, row=row))
+    assert (made.assignments[0].ids == ("a", "b")) is together
 
 
 def test_does_not_batch_while_another_cannot_wait_for_it() -> None:
