@@ -99,7 +99,7 @@ def kinds_of(candidates: Iterable[Candidate], steps: Steps, rules: Rules, *, bat
     found: dict[tuple[Hashable, int, int], Kind] = {}
     of_each = []
     for candidate in candidates:
-        what = candidate.key, candidate.num_tokens, candidate.num_branches
+        what = (candidate.key, candidate.num_tokens, candidate.num_branches)
         kind = found.get(what)
         if kind is None:
             kind = found[what] = Kind(*what)

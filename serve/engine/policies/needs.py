@@ -23,7 +23,6 @@ class Need:
     slack: seconds that it can wait and be on time nevertheless, stepped alone on `degree` ranks; inf without a
         deadline, -inf where no degree meets it.
     pace_s: what its steps may take on average.
-    latest: when its next step may end at the latest, if those after it are as fast as was priced.
     reason: why it is stepped, if it is.
     blocked: why it is not, if it is not.
     is_kept: its deadline is one of those to be met.
@@ -37,7 +36,6 @@ class Need:
     cost: float = 0.0
     slack: float = math.inf
     pace_s: float = math.inf
-    latest: float = math.inf
     reason: Reason = Reason.IN_ORDER
     blocked: Reason = Reason.OTHERS_FIRST
     is_kept: bool = False
@@ -90,6 +88,5 @@ def _need(now: float, candidate: Candidate, kind: Kind) -> Need:
         return Need(candidate, kind, degree, kind.alone[degree], slack=-math.inf, blocked=Reason.TOO_LATE)
     option, step_cost = found
     alone_s = option.alone_s
-    latest = now + left_s - (num_steps - 1) * option.seconds
     slack = left_s - num_steps * alone_s
-    return Need(candidate, kind, option.degree, alone_s, num_steps * step_cost, slack, pace_s, latest)
+    return Need(candidate, kind, option.degree, alone_s, num_steps * step_cost, slack, pace_s)

@@ -79,19 +79,19 @@ def _in_turn(
             need.reason = Reason.SPARE
             if need.blocked is Reason.OTHERS_FIRST and (candidate.tier, candidate.tenant) in above:
                 need.blocked = Reason.FAIR_SHARE
-            others.append(need)
+            others.append((_place(candidate, above), candidate.since, candidate.id, need))
     aged.sort(key=lambda need: (need.candidate.since, need.candidate.id))
     protected.sort(key=lambda need: not need.is_kept)
-    others.sort(key=lambda need: _among_others(need.candidate, above))
+    others.sort()
     kept = _by_urgency(kept, len(ranks.free))
     _blame_quantum(kept, len(ranks.free), sum(need.degree for need in protected if not need.is_kept))
-    return aged + protected + kept + others
+    return [*aged, *protected, *kept, *(each[-1] for each in others)]
 
 
-def _among_others(candidate: Candidate, above: frozenset[tuple[Tier, str]]) -> tuple[int, bool, bool, float, str]:
+def _place(candidate: Candidate, above: frozenset[tuple[Tier, str]]) -> int:
+    """By tier, then tenants below their share first, then what runs."""
     is_above = bool(above) and (candidate.tier, candidate.tenant) in above
-    waits = candidate.running_since is None
-    return _TIER_ORDER[candidate.tier], is_above, waits, candidate.since, candidate.id
+    return _TIER_ORDER[candidate.tier] * 4 + is_above * 2 + (candidate.running_since is None)
 
 
 def _by_urgency(kept: list[Need], num_free: int) -> list[Need]:
@@ -102,8 +102,11 @@ def _by_urgency(kept: list[Need], num_free: int) -> list[Need]:
         if taken >= num_free:
             break
         wait_s, taken = max(wait_s, need.step_s), taken + need.degree
-    cannot_wait = [need for need in kept if need.slack_at_most < wait_s]
-    return cannot_wait + [need for need in kept if need.slack_at_most >= wait_s] if cannot_wait else kept
+    cannot_wait = [need for need in kept if need.slack < wait_s and need.slack_at_most < wait_s]
+    if not cannot_wait:
+        return kept
+    first = set(cannot_wait)
+    return cannot_wait + [need for need in kept if need not in first]
 
 
 def _blame_quantum(kept: Iterable[Need], num_free: int, num_held: int) -> None:
@@ -159,7 +162,7 @@ def _start(draft: Draft, need: Need) -> bool:
     if not draft.room.fits(degree):
         fitting = [fewer for fewer in need.kind.alone if fewer < degree and draft.room.fits(fewer)]
         fewer = fitting[-1] if fitting else 0
-        is_late = not fewer or (need.is_kept and draft.now + need.kind.alone[fewer] > need.latest)
+        is_late = not fewer or (need.is_kept and need.kind.alone[fewer] > need.slack + need.step_s)
         if is_late and (need.is_kept or need.reason is Reason.AGED) and draft.gather(degree):
             need.blocked = Reason.GATHERING
             draft.wait(need)
