@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+
+from ray.exceptions import RayTaskError
 
 from raydiance.models.card import ModelCard
 from raydiance.models.spec import VIDEO_TASKS, FieldError, Spec
@@ -19,6 +22,7 @@ from raydiance.serve.stages.denoising import denoising
 from raydiance.serve.stages.messages import Decoded, Denoised, Spent, Work
 from raydiance.serve.stages.walk import Stages
 
+log = logging.getLogger("ray.serve")
 NUM_STEPS = 4
 
 
@@ -44,13 +48,20 @@ async def measured(stages: Stages, card: ModelCard, prefix: str) -> list[Sample]
     Args:
         prefix: of the files that are written; they are the caller's to delete.
 
-    Raises RayError where a stage is away.
+    Raises RayError where a stage is away, and what the default size raises; another that fails is left out, with a
+    warning.
     """
     found: list[Sample] = []
     for i, spec in enumerate(specs(card)):
         if i == 0:
             await _generate(stages, card, spec, f"{prefix}/first")
-        found += await _generate(stages, card, spec, f"{prefix}/{i}")
+        try:
+            found += await _generate(stages, card, spec, f"{prefix}/{i}")
+        except (RayTaskError, RuntimeError, ValueError) as e:
+            if i == 0:
+                raise
+            size = f"{spec.width}x{spec.height}, {spec.num_frames} frames"
+            log.warning("model '%s' is not measured at %s, where it fails: %s", card.id, size, e)
     return found
 
 
