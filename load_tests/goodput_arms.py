@@ -18,14 +18,17 @@ from typing import Any
 import httpx
 from traces import Arrival
 
-PROMPT = "a large red circle moving right on a black background"
+COLOURS = ("red", "green", "blue", "yellow", "purple")
+SHAPES = ("circle", "square", "triangle")
+MOTIONS = ("moving left", "moving right", "moving up", "moving down", "standing still")
+GROUNDS = ("black", "gray", "white")
 GUIDANCE, FPS = 4.0, 8
 START_S, END_S = 180.0, 30.0
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Args: status: "done", or "refused" with what it takes until it was told so."""
+    """Args: status: "done", "refused" (429) or "failed"."""
 
     status: str
     data: bytes = b""
@@ -40,10 +43,10 @@ class Arm:
     is_ours: bool
 
     async def ask(self, client: httpx.AsyncClient, arrival: Arrival, seed: int, slo_s: float | None) -> Answer:
-        """Sent, waited for, and its file fetched. Raises RuntimeError for what failed."""
+        """Sent, waited for, and its file fetched."""
         width, height, frames = arrival.dimensions
         body: dict[str, Any] = {
-            "prompt": PROMPT,
+            "prompt": prompt_of(seed),
             "height": height,
             "width": width,
             "num_frames": frames,
@@ -53,7 +56,8 @@ class Arm:
             "seed": seed,
         }
         if not self.is_ours:
-            return Answer("done", (await client.post(f"{self.url}/generate", json=body)).raise_for_status().content)
+            answer = await client.post(f"{self.url}/generate", json=body)
+            return Answer("done" if answer.is_success else "failed", answer.content)
         task = "text-to-image" if frames == 1 else "text-to-video"
         body |= {"task": task, "service_tier": arrival.tier} | ({} if slo_s is None else {"slo_s": slo_s})
         answer = await client.post(f"{self.url}/v1/jobs", json=body)
@@ -63,9 +67,18 @@ class Arm:
         async with client.stream("GET", f"{self.url}/v1/jobs/{job}/events") as events:
             kinds = [line async for line in events.aiter_lines() if line.startswith("event:")]
         if kinds[-1] != "event: completed":
-            raise RuntimeError(f"{self.name}: job {job} ended with {kinds[-1]}")
+            return Answer("failed")
         content = await client.get(f"{self.url}/v1/jobs/{job}/content")
         return Answer("done", content.raise_for_status().content)
+
+
+def prompt_of(seed: int) -> str:
+    """450 of them: no request is served from another's embeddings too soon."""
+    size, rest = ("large", "small")[seed % 2], seed // 2
+    colour, rest = COLOURS[rest % 5], rest // 5
+    shape, rest = SHAPES[rest % 3], rest // 3
+    motion, rest = MOTIONS[rest % 5], rest // 5
+    return f"a {size} {colour} {shape} {motion} on a {GROUNDS[rest % 3]} background"
 
 
 @contextlib.contextmanager

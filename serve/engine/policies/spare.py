@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from raydiance.serve.engine.policies.draft import Batch, Draft
+from raydiance.serve.engine.policies.needs import Need
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,7 @@ def _best(draft: Draft, batch: Batch) -> _Move | None:
         return None
     found = []
     if num_rows > 1 and draft.room.fits(degree):
-        half = draft.steps.seconds(batch.num_tokens, (num_rows + 1) // 2, batch.num_branches, degree)
-        found.append((half, True))
+        found.append((_halved_s(draft, batch), True))
     if draft.room.doubles(degree):
         double = draft.steps.seconds(batch.num_tokens, num_rows, batch.num_branches, 2 * degree)
         found.append((double, False))
@@ -67,15 +67,37 @@ def _best(draft: Draft, batch: Batch) -> _Move | None:
     return _Move(is_split, seconds, bought / more if more > 0 else math.inf)
 
 
+def _halves(batch: Batch) -> tuple[list[Need], list[Need]]:
+    middle = (len(batch.needs) + 1) // 2
+    return batch.needs[:middle], batch.needs[middle:]
+
+
+def _shape(needs: list[Need]) -> tuple[int, int]:
+    """Tokens and branches of a batch of these."""
+    return max(need.kind.num_tokens for need in needs), max(need.kind.num_branches for need in needs)
+
+
+def _halved_s(draft: Draft, batch: Batch) -> float | None:
+    """Of the longer half's step; None where a half, by its own shape, has no layout of so many ranks."""
+    longest = 0.0
+    for half in _halves(batch):
+        tokens, branches = _shape(half)
+        seconds = draft.steps.seconds(tokens, len(half), branches, batch.degree)
+        if seconds is None:
+            return None
+        longest = max(longest, seconds)
+    return longest
+
+
 def _split(draft: Draft, batch: Batch, seconds: float) -> Batch:
     """Its latter half, on ranks of its own."""
-    middle = (len(batch.needs) + 1) // 2
-    batch.needs, latter = batch.needs[:middle], batch.needs[middle:]
+    batch.needs, latter = _halves(batch)
     batch.seconds = seconds
+    batch.num_tokens, batch.num_branches = _shape(batch.needs)
     batch.sum_tokens = sum(need.kind.num_tokens for need in batch.needs)
     pace_s = min(need.pace_s for need in latter)
     tokens = sum(need.kind.num_tokens for need in latter)
     draft.room.take(batch.degree)
-    other = Batch(latter, batch.degree, seconds, batch.num_tokens, batch.num_branches, tokens, pace_s)
+    other = Batch(latter, batch.degree, seconds, *_shape(latter), tokens, pace_s)
     draft.batches.append(other)
     return other
