@@ -111,7 +111,10 @@ def ours(policy: str, settings: Mapping[str, Any]) -> Iterator[Arm]:
 @contextlib.contextmanager
 def _running(command: list[str], probe: str) -> Iterator[None]:
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        environment = os.environ | {"RAY_worker_niceness": "0"}  # Ray's own default makes workers wait for others
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environment
+        )
         try:
             deadline = time.monotonic() + START_S
             while not _answers(probe):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import os
 import signal
 import sys
 from typing import Any
@@ -79,7 +78,6 @@ def main() -> int:
     args.add_argument("--replicas", type=int, default=1)
     args.add_argument("--threads", type=int, default=2)
     options = args.parse_args()
-    os.environ["RAY_worker_niceness"] = "0"  # as ours has it
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": options.port})
     environment = {"env_vars": memory.environment("cpu")}  # the same memory settings as the stages of ours
