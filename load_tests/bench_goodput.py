@@ -105,7 +105,8 @@ async def isolated(arm: Arm, repeats: int) -> dict[str, float]:
             times = []
             for i in range(repeats + 1):
                 began = time.monotonic()
-                await arm.ask(client, arrival, i, None)
+                if (status := (await arm.ask(client, arrival, i, None)).status) != "done":
+                    raise RuntimeError(f"{arm.name}: {arrival.size} alone is {status}")
                 times.append(time.monotonic() - began)
             found[arrival.size] = statistics.median(times[1:])
         return found

@@ -3,8 +3,6 @@
 python load_tests/goodput_plain.py --port 8100 --replicas 1 --threads 2
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import json
@@ -25,7 +23,7 @@ from raydiance.models.tiny import CHECKPOINT
 from raydiance.serve import media
 from raydiance.serve.engine import memory
 
-app = FastAPI()
+app = FastAPI()  # it reads annotations, which must not be strings: Ray sends the class as a value, without its module
 
 
 class Request(BaseModel):
