@@ -10,7 +10,7 @@ import sys
 import time
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from tests.servers import Server
@@ -121,11 +121,20 @@ def test_the_table_of_families_is_that_of_the_registry() -> None:
 
 def test_every_option_is_documented() -> None:
     page = (ROOT / "docs" / "operations.md").read_text()
-    shown = re.findall(r"^\| `([\w\[\]]+\.\w+)` \| `(.*)` \| \S.* \|$", page, re.MULTILINE)
-    sections = {name: type(value) for name, value in Config() if isinstance(value, Section)}
-    options = [
-        (f"{section}.{name}", json.dumps(field.default))
-        for section, model in {"models[]": ModelConfig, **sections}.items()
-        for name, field in model.model_fields.items()
-    ]
-    assert shown == options
+    shown = re.findall(r"^\| `([\w\[\]]+(?:\.\w+)+)` \| `(.*)` \| \S.* \|$", page, re.MULTILINE)
+    of_models = [(f"models[].{name}", json.dumps(field.default)) for name, field in ModelConfig.model_fields.items()]
+    assert shown == of_models + [option for name, value in Config() for option in options_of(name, value)]
+
+
+def options_of(place: str, value: Any) -> list[tuple[str, str]]:
+    """Of a section and those in it: where each is, and its default."""
+    if not isinstance(value, Section):
+        return []
+    found = []
+    for name, field in type(value).model_fields.items():
+        here, inner = f"{place}.{name}", getattr(value, name)
+        if isinstance(inner, Section):
+            found += options_of(here, inner)
+        else:
+            found.append((here, json.dumps(inner if field.is_required() else field.default)))
+    return found
