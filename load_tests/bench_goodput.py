@@ -182,6 +182,7 @@ def main() -> int:
     loads, seconds = ([1.0], 8.0) if quick else (options.loads, options.seconds)
     policies = ("slack",) if quick else options.policies
     replicas, threads, rate = (1, 2, 0.0) if quick else best_plain(10.0)
+    same = {"denoiser.num_replicas": replicas, "denoiser.num_threads": threads}
     tallies: list[Tally] = []
     table: list[str] = []
     with contextlib.ExitStack() as peers:
@@ -191,7 +192,7 @@ def main() -> int:
         traces = {load: agents(seconds, load * rate, SEED, MIX) for load in loads}
         tallies += [Tally(peer.name, load, asyncio.run(replay(peer, t, alone)), alone) for load, t in traces.items()]
         for policy in policies:
-            with ours(policy, {} if policy == "slack" else UNORDERED) as arm:
+            with ours(policy, same | ({} if policy == "slack" else UNORDERED)) as arm:
                 if (problem := asyncio.run(check(arm, peer))) is not None:
                     print(f"not reported: {problem}", file=sys.stderr)
                     return 1
