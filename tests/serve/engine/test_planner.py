@@ -64,6 +64,15 @@ def test_two_take_half_of_the_ranks_each() -> None:
     assert sizes(waves(two, 2, costs_of({Layout(): 1.0, Layout(ulysses=2): 0.6}))) == [[(1, 1), (1, 1)]]
 
 
+def test_two_of_one_kind_take_a_rank_each_where_a_batch_was_measured_to_win_nothing() -> None:
+    costs = costs_of({Layout(): 1.0, Layout(ulysses=2): 0.6})
+    for _ in range(3):
+        costs.record(Shape(1000, 2), ALONE, 2.0)
+        costs.record(Shape(1000, 2), Way(Layout(ulysses=2), SYNC), 1.2)
+    two = candidates(("a", 1000, 1), ("a", 1000, 1))
+    assert sizes(waves(two, 2, costs)) == [[(1, 1), (1, 1)]]
+
+
 def test_two_that_need_all_ranks_share_them_in_lanes_where_that_was_measured_to_be_faster() -> None:
     costs = costs_of({Layout(ulysses=2): 1.0}, Limits(cfg=1, ring=1, max_ulysses=2))
     costs.record(UNGUIDED, ALONE, 1e9)
