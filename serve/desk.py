@@ -71,11 +71,15 @@ class Desk:
             self._entries[job_id] = _Entry(self._samples(job_id, quote, specs, time.time()), time.time() + PROMISED_S)
         return quote
 
-    def enter(self, job: Job) -> list[Sample]:
-        """A job that is taken up: its samples, with their deadlines as they were when it was accepted."""
+    def enter(self, job: Job, weight: float = 1.0) -> list[Sample]:
+        """A job that is taken up: its samples, with their deadlines as they were when it was accepted.
+
+        Args:
+            weight: of its tenant, in sharing.
+        """
         specs = [Spec.from_dict(values) for values in job.specs]
         quote = self.quote(job.request, specs, job.created_at)
-        samples = self._samples(job.id, quote, specs, job.created_at, job.tenant)
+        samples = self._samples(job.id, quote, specs, job.created_at, job.tenant, weight)
         self._entries[job.id] = _Entry(samples, None)
         return samples
 
@@ -91,15 +95,15 @@ class Desk:
         self._entries.pop(job_id, None)
 
     def _samples(
-        self, job_id: str, quote: Quote, specs: Sequence[Spec], since: float, tenant: str = ""
+        self, job_id: str, quote: Quote, specs: Sequence[Spec], since: float, tenant: str = "", weight: float = 1.0
     ) -> list[Sample]:
         """Denoising has to end before a sample is due, by what comes after it."""
         if self._pricer is None:
-            terms = Terms(quote.target.due, quote.target.tier, tenant)
+            terms = Terms(quote.target.due, quote.target.tier, tenant, weight)
             return [Sample(job_id, i, terms, 0.0, since, _kind(spec)) for i, spec in enumerate(specs)]
         samples = []
         for i, (spec, price) in enumerate(zip(specs, self._pricer.alone(specs), strict=True)):
-            terms = Terms(quote.target.due - price.decode_s - price.file_s, quote.target.tier, tenant)
+            terms = Terms(quote.target.due - price.decode_s - price.file_s, quote.target.tier, tenant, weight)
             samples.append(Sample(job_id, i, terms, self._pricer.denoise_s(spec), since, _kind(spec)))
         return samples
 

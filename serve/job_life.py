@@ -141,7 +141,7 @@ class JobLife:
     async def _run(self) -> Job | None:
         """Raises Conflict or NotFound where it is no longer to be done."""
         job, waited_from, card = self._job, time.monotonic(), await self._warm
-        samples = self._desk.enter(job)
+        samples = self._desk.enter(job, await asyncio.to_thread(self._stores.jobs.weight_of, job.tenant))
 
         @asynccontextmanager
         async def turn(index: int, share: float) -> AsyncIterator[None]:

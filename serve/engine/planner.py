@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 
 from raydiance.parallel.mesh import Mesh, Subgroup, powers_of_two
 from raydiance.serve.engine.parts import Part, Wave, batch_shape, lanes
-from raydiance.serve.engine.policies.base import Candidate, Policy, Prices, Ranks, Reason, Rules
+from raydiance.serve.engine.policies.base import Candidate, Policy, Ranks, Reason, Rules
 from raydiance.serve.engine.ways import Costs, Shape
 
 UNKNOWN_S_PER_TOKEN = 1e-6
-"""Of a step of which nothing was measured and no model is there: only proportions count then."""
+"""Of a step of which nothing was measured: only proportions count then."""
 HOPE = 0.8
 """A batch that was hardly measured is taken to cost so much of what its tokens say: else it would never be tried."""
 TRIED = 3
@@ -23,14 +23,9 @@ MOST_LOOKED_AT = 8
 
 @dataclass(frozen=True, slots=True)
 class StepPrices:
-    """`Prices` of one replica: what was measured here in the cheapest way, else what a model says.
-
-    Args:
-        model: prices steps that were not measured; without one they are in proportion to their tokens.
-    """
+    """`Prices` of one replica: what was measured here in the cheapest way; the rest in proportion to its tokens."""
 
     costs: Costs
-    model: Prices | None = None
 
     def seconds(self, shape: Shape, num_ranks: int) -> float | None:
         found = self.costs.best(num_ranks, shape)
@@ -39,26 +34,23 @@ class StepPrices:
         way, measured_s = found
         if measured_s is not None and self.costs.times_measured(shape, way) >= (TRIED if shape.num_rows > 1 else 1):
             return measured_s
-        priced = None if self.model is None else self.model.seconds(shape, num_ranks)
-        if priced is None:
-            priced = measured_s or shape.work * UNKNOWN_S_PER_TOKEN / num_ranks
+        priced = measured_s or shape.work * UNKNOWN_S_PER_TOKEN / num_ranks
         return priced * HOPE if shape.num_rows > 1 else priced
 
 
 @dataclass(frozen=True)
 class Planner:
     """Args:
-    model: see `StepPrices`.
+    costs: of steps, as measured on these ranks.
     """
 
     policy: Policy
     costs: Costs
     rules: Rules = field(default_factory=Rules)
-    model: Prices | None = None
 
     @property
     def prices(self) -> StepPrices:
-        return StepPrices(self.costs, self.model)
+        return StepPrices(self.costs)
 
     def check(self, shape: Shape, size: int) -> None:
         """Raises ValueError where no number of the ranks has a layout for a step."""

@@ -123,6 +123,12 @@ class Keys(Database):
                 row.revoked_at = now()
             return _key(row)
 
+    def weight_of(self, tenant: str) -> float:
+        """Of a tenant, in sharing; 1 where it has no limits of its own."""
+        with self._reading() as session:
+            row = session.get(TenantRow, tenant)
+            return 1.0 if row is None else row.weight
+
     def find_key(self, sha256: str) -> str | None:
         """The tenant of the key with this hash; None where there is none, or it is revoked."""
         with self._reading() as session:

@@ -114,6 +114,21 @@ async def test_what_cannot_be_in_time_is_refused_with_the_time_to_come_again(bui
     assert (await dispatcher.quote(batch, hurried.specs)).is_admitted
 
 
+async def test_a_weight_reaches_the_ranks(build: Callable[..., House], monkeypatch: pytest.MonkeyPatch) -> None:
+    house = build()
+    dispatcher, loop = await house.start(), house.denoiser._loop
+    house.jobs.set_tenant("default", weight=3.0)
+    terms, join = [], loop.join
+
+    def joining(start: Any, listener: Any) -> None:
+        terms.append(start.terms)
+        join(start, listener)
+
+    monkeypatch.setattr(loop, "join", joining)
+    await run(house, dispatcher)
+    assert [(each.tenant, each.weight) for each in terms] == [("default", 3.0)]
+
+
 async def test_a_price_is_that_of_its_size(build: Callable[..., House]) -> None:
     house = build()
     dispatcher = await house.start()
