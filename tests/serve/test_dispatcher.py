@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 from tests.local_handles import LocalHandle
-from tests.serve.house import House, events
+from tests.serve.house import TIMEOUT_S, House, events
 
 from raydiance.serve import dispatcher as module
 from raydiance.serve.errors import CheckpointRefused, Unavailable
@@ -33,11 +33,19 @@ async def test_a_job_walks_from_the_table_to_its_file(build: Callable[..., House
 
 
 async def test_jobs_run_first_come_first_served_within_the_slots(build: Callable[..., House]) -> None:
-    house = build(**{"denoiser.max_active": 2})
+    house = build(**{"denoiser.max_active": 1})
     dispatcher = await house.start()
+    first = house.create(num_inference_steps=100)  # what comes while it runs has to wait
+    await dispatcher.enqueue(first.id)
+    while house.jobs.get(first.id).progress == 0:
+        await asyncio.sleep(0.01)
     jobs = [house.create(n=n) for n in (2, 3, 1, 2)]
-    for job in jobs:
+    for job in reversed(jobs):  # who is told of first is not who came first
         await dispatcher.enqueue(job.id)
+    async with asyncio.timeout(TIMEOUT_S):
+        while (await dispatcher.stats())["waiting"] < 8:
+            assert not house.jobs.get(first.id).state.is_final, "it ended before the others waited"
+            await asyncio.sleep(0)
     ended = [await house.ended(job) for job in jobs]
     starts = [job.started_at for job in ended]
     assert starts == sorted(starts)  # type: ignore[type-var]
