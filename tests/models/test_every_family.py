@@ -50,7 +50,9 @@ def first_of_each_task(model: Model) -> list[Case]:
     return list({case.spec.task: case for case in reversed(model.cases)}.values())
 
 
-@pytest.mark.parametrize("family", {type(m.studio.denoiser) for m in MODELS}, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "family", sorted({type(m.studio.denoiser) for m in MODELS}, key=lambda f: f.__name__), ids=lambda f: f.__name__
+)
 def test_no_method_is_left_to_the_protocol(family):
     """Most of its bodies do nothing, and no type checker tells."""
     optional = {"num_tokens", "decode_audio", "conditioning", "set_attention", "run"}
