@@ -7,9 +7,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-import torch
-
 from raydiance.parallel.mesh import Mesh, Subgroup, powers_of_two
+from raydiance.serve.engine import memory
 from raydiance.serve.engine.fleet import Fleet, RanksLost
 from raydiance.serve.engine.orders import Report, Start, Turn
 from raydiance.serve.engine.parts import shape_of
@@ -42,13 +41,13 @@ def calibrate(fleet: Fleet, start: Start, costs: Costs, longest_s: float) -> Non
             turn = Turn(batches, Mesh(Subgroup(0, size), way.layout), way.schedule, keeps=False)
             try:
                 seconds = min([_seconds(fleet, turn) for _ in range(1 + REPEATS)][1:])
-            except torch.OutOfMemoryError as e:
-                log.info("a step of %d tokens, %s, does not fit: %s", shape.work, way, e)
-                continue
             except RanksLost:
                 raise
-            except Exception:
-                log.exception("a step of %d tokens, %s, failed and will not be taken", shape.work, way)
+            except Exception as e:
+                if memory.ran_out(e):
+                    log.info("a step of %d tokens, %s, does not fit: %s", shape.work, way, e)
+                else:
+                    log.exception("a step of %d tokens, %s, failed and will not be taken", shape.work, way)
                 continue
             costs.record(shape, way, seconds)
             log.info("a step of %d tokens, %s: %.4f s", shape.work, way, seconds)

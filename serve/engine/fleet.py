@@ -1,15 +1,16 @@
-"""The ranks that a denoising loop works with: one in its own process, or several elsewhere."""
+"""The ranks that a denoising loop works with: one in its own process, or several elsewhere. No torch."""
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from raydiance.models.card import ModelCard
-from raydiance.serve.engine.engine import Engine
 from raydiance.serve.engine.orders import Outcome, Report, Standing, Start, Turn
-from raydiance.serve.engine.rank import Rank
+
+if TYPE_CHECKING:
+    from raydiance.serve.engine.engine import Engine
 
 
 class RanksLost(RuntimeError):
@@ -39,6 +40,8 @@ class Alone:
     size = 1
 
     def __init__(self, engine: Engine) -> None:
+        from raydiance.serve.engine.rank import Rank
+
         self.rank = Rank(engine)
         self.card = engine.family.card
 

@@ -17,8 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 
-import torch
-
+from raydiance.serve.engine import memory
 from raydiance.serve.engine.calibrate import calibrate
 from raydiance.serve.engine.fleet import Fleet, RanksLost
 from raydiance.serve.engine.members import Listener, Member, Update
@@ -261,7 +260,7 @@ class DenoisingLoop:
             log.error("trajectory %s failed", member.start.id, exc_info=error)
             self._end(member, member.update(None, error))
             return
-        if isinstance(error, torch.OutOfMemoryError) and len(batches) == 1:
+        if memory.ran_out(error) and len(batches) == 1:
             self._planner = self._planner.below(sum(m.stands.num_tokens for m in members))
         middle = len(members) // 2
         for half in batches if len(batches) > 1 else [members[:middle], members[middle:]]:

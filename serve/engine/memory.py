@@ -1,6 +1,8 @@
-"""How a process that computes on CPUs keeps the memory it frees."""
+"""How a process that computes on CPUs keeps the memory it frees, and whether a device had no more. No torch."""
 
 from __future__ import annotations
+
+import sys
 
 KEPT_BYTES = 1 << 30
 
@@ -21,3 +23,9 @@ def environment(device: str) -> dict[str, str]:
         "MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES),
         "THP_MEM_ALLOC_ENABLE": "1",  # torch: huge pages for tensors of 2 MB and more
     }
+
+
+def ran_out(error: Exception) -> bool:
+    """Whether a device had no room. Nothing but torch raises that, so nothing is where torch was not imported."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(error, torch.OutOfMemoryError)

@@ -1,18 +1,20 @@
-"""What the denoising loop tells ranks, and what they answer. Small, frozen, typed; latents in them are on the CPU."""
+"""What the denoising loop tells ranks, and what they answer. Small, frozen, typed; latents are on the CPU. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-
-import torch
+from typing import TYPE_CHECKING
 
 from raydiance.models.spec import Spec
 from raydiance.parallel.mesh import Mesh
 from raydiance.parallel.schedule import Schedule
 from raydiance.serve.engine.terms import NO_TERMS, Terms
 
-Tensors = Mapping[str, torch.Tensor]
+if TYPE_CHECKING:
+    import torch
+
+    Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)

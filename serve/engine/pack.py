@@ -15,15 +15,12 @@ import torch
 
 from raydiance.models.solver import SolverState
 from raydiance.models.spec import Spec
+from raydiance.serve.engine.pack_error import PackError as PackError
 from raydiance.serve.engine.trajectory import Fixed, Trajectory, content_hash
 
 FORMAT = "raydiance.trajectory"
 VERSION = "1"
 _CONDITIONING, _SOLVER = "conditioning.", "solver."
-
-
-class PackError(ValueError):
-    """Bytes that are no trajectory, or not one that can be read here; the message says why."""
 
 
 def pack(trajectory: Trajectory, with_fixed: bool = True) -> bytes:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
-import torch
 
 from raydiance.models import registry, resolve
 from raydiance.serve.config import DenoiserConfig, ModelConfig
@@ -25,16 +24,18 @@ from raydiance.serve.errors import ConfigError
 from raydiance.serve.layout_check import limits_of
 from raydiance.serve.parallel_config import ParallelConfig
 from raydiance.serve.scheduling_config import SchedulingConfig
-from raydiance.serve.stages.build import alone, check_attention
 from raydiance.serve.stages.messages import Denoised, Leased, StageEvent, Work
 from raydiance.serve.stages.reporter import Reporter
 from raydiance.serve.stages.step_metrics import StepMetrics
 
 if TYPE_CHECKING:
+    import torch
+
     from raydiance.serve.stages.rank_group import RankGroup
 
+    Tensors = Mapping[str, torch.Tensor]
+
 log = logging.getLogger("ray.serve")
-Tensors = Mapping[str, torch.Tensor]
 LOST_EXIT = 1
 LINGER_S = 5.0
 """For which a state stays after its lease: it nearly always comes back."""
@@ -64,9 +65,7 @@ class Denoiser:
         self._metrics = StepMetrics(model.id) if parallel.gpus > 1 else None
 
         def build() -> Fleet:
-            if parallel.gpus == 1:
-                return alone(folder, model, config, device)
-            return self._open_ranks(folder, model, parallel)
+            return self._open(folder, model, parallel, device)
 
         rules = Rules(
             max_batch_size=config.max_batch_size,
@@ -83,7 +82,12 @@ class Denoiser:
             lost=self._end,
         )
 
-    def _open_ranks(self, folder: Path, model: ModelConfig, parallel: ParallelConfig) -> Fleet:
+    def _open(self, folder: Path, model: ModelConfig, parallel: ParallelConfig, device: str) -> Fleet:
+        """The ranks of this replica; called in the loop's thread."""
+        from raydiance.serve.stages.build import alone, check_attention
+
+        if parallel.gpus == 1:
+            return alone(folder, model, self._config, device)
         from raydiance.serve.stages.rank_group import RankGroup
 
         check_attention(model, self._config, "cpu" if parallel.device == "cpu" else "cuda")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from ray import ObjectRef
 
 from raydiance.serve.config import DenoiserConfig
 from raydiance.serve.engine.members import Update
 from raydiance.serve.engine.orders import Wish
-from raydiance.serve.engine.pack import PackError
+from raydiance.serve.engine.pack_error import PackError
 from raydiance.serve.errors import CheckpointRefused
 from raydiance.serve.stages import refs
 from raydiance.serve.stages.messages import Checkpointed, Denoised, Leased, Previewed, Spent, StageEvent, Stepped, Work
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Reporter:

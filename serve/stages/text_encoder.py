@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from raydiance.models import registry, resolve
 from raydiance.serve.config import ModelConfig, TextEncoderConfig
@@ -18,7 +16,10 @@ from raydiance.serve.stages import refs
 from raydiance.serve.stages.batcher import Batcher
 from raydiance.serve.stages.messages import Encoded
 
-Tensors = Mapping[str, torch.Tensor]
+if TYPE_CHECKING:
+    import torch
+
+    Tensors = Mapping[str, torch.Tensor]
 
 
 class TextEncoder:
@@ -28,6 +29,14 @@ class TextEncoder:
     """
 
     def __init__(self, model: ModelConfig, config: TextEncoderConfig, device: str) -> None:
+        self._batcher: Batcher[str, Tensors] = Batcher(self._open(model, device), config.max_batch_size)
+        # futures are kept, so that equal texts in flight are encoded once
+        self._cache: OrderedDict[str, asyncio.Task[Tensors]] = OrderedDict()
+        self._cache_entries = config.cache_entries
+        self.num_hits = self.num_misses = 0
+
+    def _open(self, model: ModelConfig, device: str) -> Callable[[list[str]], Awaitable[list[Tensors]]]:
+        """What encodes a batch of texts."""
         folder = resolve.resolve(model.path, model.revision)
         thread = ThreadPoolExecutor(1, "text-encoder")  # all of torch's work in one thread: see DenoisingLoop
         load = partial(registry.load, folder, "encode", model.id, model.load_options("encode", device))
@@ -36,11 +45,7 @@ class TextEncoder:
         async def encode(texts: list[str]) -> list[Tensors]:
             return await asyncio.get_running_loop().run_in_executor(thread, family.encode_prompts, texts)
 
-        self._batcher: Batcher[str, Tensors] = Batcher(encode, config.max_batch_size)
-        # futures are kept, so that equal texts in flight are encoded once
-        self._cache: OrderedDict[str, asyncio.Task[Tensors]] = OrderedDict()
-        self._cache_entries = config.cache_entries
-        self.num_hits = self.num_misses = 0
+        return encode
 
     async def encode(self, texts: list[str]) -> Encoded:
         """Embeddings without a batch axis, one mapping per text."""
