@@ -33,21 +33,24 @@ from raydiance.serve.errors import ConfigError, Unavailable
 from raydiance.serve.events import Event
 from raydiance.serve.feed import Feed
 from raydiance.serve.job_life import JobLife, Stores
+from raydiance.serve.ownership import Ownership
 from raydiance.serve.pricer import Pricer, Quote
 from raydiance.serve.request import GenerationRequest
 from raydiance.serve.stages import warm_up
+from raydiance.serve.stages.quarantine import Quarantine
 from raydiance.serve.stages.walk import Stages
 from raydiance.serve.storage.artifacts import ArtifactStore
 from raydiance.serve.storage.check import check_storage
-from raydiance.serve.storage.job import Job, JobError, JobState
+from raydiance.serve.storage.job import Job, JobError
 from raydiance.serve.storage.jobs import JobStore
+from raydiance.serve.storage.owners import DISPATCHER
+from raydiance.serve.strikes import MAX_DISPATCHERS
 
 log = logging.getLogger("ray.serve")
 FEED_LINGER_S = 30.0
 POLL_S = 10.0
 LOOK_S = 5.0
 CANCEL_TIMEOUT_S = 10.0
-MAX_ATTEMPTS = 5
 
 
 class Dispatcher:
@@ -66,9 +69,11 @@ class Dispatcher:
         self._stages = Stages(**stages)
         self._jobs = JobStore(config.storage.database, ended_ttl_s=config.storage.artifact_ttl_s)
         self._artifacts = ArtifactStore(config.storage.artifacts)
-        self._stores = Stores(self._jobs, self._artifacts, config.storage.artifact_ttl_s)
+        self._ownership = Ownership(self._jobs, model.id, slot=0)
+        self._quarantine = Quarantine()
         self._feeds: dict[str, Feed] = {}
         self._walks: dict[str, asyncio.Task[None]] = {}
+        self._claiming: set[str] = set()
         self._profile = _profile(config, model)
         self._reasons: dict[str, str] = {}  # why a job has to be started again
         num_replicas, scheduling = config.denoiser.num_replicas, config.scheduling
@@ -81,7 +86,10 @@ class Dispatcher:
         )
         self._desk = Desk(scheduling, self._backlog, num_replicas)
         self._warm: asyncio.Future[ModelCard] = asyncio.get_running_loop().create_future()
-        self._background = [asyncio.ensure_future(self._start())]
+        self._background = [
+            asyncio.ensure_future(self._start()),
+            asyncio.ensure_future(self._ownership.keep(lost=self._let_go)),
+        ]
         if chores:
             chore = Chores(config, self._jobs, self._artifacts)
             self._background.append(asyncio.ensure_future(chore.run()))
@@ -106,24 +114,43 @@ class Dispatcher:
             await asyncio.sleep(LOOK_S)
 
     async def _take_up(self) -> None:
-        """Begins every unfinished job that is not on its way here: left by a predecessor, or never told of.
+        """Claims every unfinished job that no living dispatcher has: left by one that died, or never told of."""
+        for job in await asyncio.to_thread(self._jobs.free, self._model.id, self._ownership.id):
+            await self._claim(job.id)
 
-        One that was started MAX_ATTEMPTS times is failed: it takes its process down with it, or cannot be stored. One
-        that a clean stop put back is queued, and is begun however often that was.
+    async def _claim(self, job_id: str) -> bool:
+        """Whether it is walked here when this returns.
+
+        One that was begun MAX_DISPATCHERS times without coming further is failed: it takes its process down with it, or
+        cannot be stored. One that a clean stop put back is queued, and is begun however often that was.
         """
-        for listed in await asyncio.to_thread(self._jobs.unfinished, self._model.id):
-            job = None if listed.id in self._walks else await self._stores.lookup(listed.id)
-            if job is None or job.state.is_final or job.id in self._walks:
-                continue
-            if job.attempt >= MAX_ATTEMPTS and job.state is JobState.IN_PROGRESS:
+        if job_id in self._walks or job_id in self._claiming:  # twice is once
+            return True
+        self._claiming.add(job_id)
+        try:
+            job = await asyncio.to_thread(self._jobs.claim, job_id, self._ownership.id)
+            if job is None:
+                return False
+            strike = job.strikes.get(DISPATCHER)
+            if strike is not None and strike.count >= MAX_DISPATCHERS:
                 reason = self._reasons.pop(job.id, "the process that ran it died each time")
                 message = f"started {job.attempt} times and never finished: {reason}"
-                await self._stores.fail(job.id, JobError(message=message[:1000]))
-                continue
-            if job.state is JobState.IN_PROGRESS:
-                job = await asyncio.to_thread(self._jobs.requeue, job.id)
+                await self._stores().fail(job.id, JobError(message=message[:1000]))
+                return False
+            if strike is not None:
                 log.info("job %s is started again (attempt %d)", job.id, job.attempt + 1)
             self._begin(job)
+            return True
+        finally:
+            self._claiming.discard(job_id)
+
+    def _let_go(self) -> None:
+        """Of all jobs: another dispatcher has them."""
+        for walk in self._walks.values():
+            walk.cancel()
+
+    def _stores(self) -> Stores:
+        return Stores(self._jobs, self._artifacts, self._config.storage.artifact_ttl_s, self._ownership.id)
 
     async def card(self) -> ModelCard | None:
         """None until the warm-up generation has come through."""
@@ -147,13 +174,11 @@ class Dispatcher:
         return self._backlog.why(job_id)
 
     async def enqueue(self, job_id: str) -> None:
-        """Takes up a job of the table. Twice is once."""
-        if job_id not in self._walks:
-            self._begin(await asyncio.to_thread(self._jobs.get, job_id))
+        """Takes up a job of the table. Twice is once; one that another dispatcher has is left to it."""
+        if not await self._claim(job_id):
+            self._desk.leave(job_id)
 
     def _begin(self, job: Job) -> None:
-        if job.id in self._walks:
-            return
         feed = self._feed(job)
         feed.publish("queued", {"progress": 0})
         task = detached(self._walk(job, feed))
@@ -185,7 +210,8 @@ class Dispatcher:
             self._reasons.pop(job.id, None)
 
     def _life(self, job: Job, feed: Feed) -> JobLife:
-        return JobLife(self._config, self._stages, self._warm, self._desk, self._backlog, self._stores, job, feed)
+        here = self._config, self._stages, self._warm, self._desk, self._backlog, self._stores(), self._quarantine
+        return JobLife(*here, job, feed)
 
     async def cancel(self, job_id: str) -> None:
         """Drops the work of a job that the table has as cancelled: the denoiser stops within one step.

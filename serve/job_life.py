@@ -14,23 +14,29 @@ from raydiance.models.spec import Spec
 from raydiance.serve.backlog import Backlog
 from raydiance.serve.config import Config
 from raydiance.serve.desk import Desk
-from raydiance.serve.errors import Conflict, NotFound, Unavailable
+from raydiance.serve.errors import Conflict, GenerationFailed, NotFound, Unavailable
 from raydiance.serve.feed import Feed
+from raydiance.serve.stages.quarantine import Quarantine
+from raydiance.serve.stages.recovery import Recovery
+from raydiance.serve.stages.safekeeping import Safekeeping
 from raydiance.serve.stages.walk import Stages, Walk
 from raydiance.serve.storage.artifacts import ArtifactStore
 from raydiance.serve.storage.job import Artifact, Job, JobError, JobState, artifact_prefix, now
 from raydiance.serve.storage.jobs import JobStore
+from raydiance.serve.storage.owners import LOST_OWNERSHIP
+from raydiance.serve.strikes import Strike
 
 log = logging.getLogger("ray.serve")
 
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """Where a job's end is written."""
+    """Where a job's end is written, by its owner."""
 
     jobs: JobStore
     artifacts: ArtifactStore
     ttl_s: float
+    owner: str
 
     async def lookup(self, job_id: str) -> Job | None:
         """None for one that was deleted."""
@@ -41,14 +47,18 @@ class Stores:
 
     async def start(self, job_id: str) -> Job:
         """Raises Conflict or NotFound where it is no longer to be done."""
-        return await asyncio.to_thread(self.jobs.start, job_id)
+        return await asyncio.to_thread(self.jobs.start, job_id, by=self.owner)
 
     async def fail(self, job_id: str, error: JobError, used: Mapping[str, float] | None = None) -> Job | None:
         """Args: used: GPU-seconds by stage, that are charged all the same."""
         try:
-            return await asyncio.to_thread(self.jobs.fail, job_id, error, used)
+            return await asyncio.to_thread(self.jobs.fail, job_id, error, used, by=self.owner)
         except (Conflict, NotFound):
             return await self.lookup(job_id)
+
+    async def strike(self, job_id: str, who: str, place: int) -> Mapping[str, Strike]:
+        """Raises Conflict where it is another's, Unavailable."""
+        return (await asyncio.to_thread(self.jobs.strike, job_id, who, place, by=self.owner)).strikes
 
     async def charge(self, job_id: str, used: Mapping[str, float]) -> None:
         """What a job that somebody else ended had used by then."""
@@ -67,9 +77,12 @@ class Stores:
                     expires_at=now() + self.ttl_s,
                     gpu_seconds=walk.gpu_seconds,
                     decisions=walk.decisions,
+                    by=self.owner,
                 )
             )
-        except (Conflict, NotFound):  # cancelled or deleted in the last moment: its files go too
+        except (Conflict, NotFound) as e:  # cancelled or deleted in the last moment: its files go too
+            if e.code == LOST_OWNERSHIP:
+                raise
             await self.artifacts.delete_prefix(artifact_prefix(job_id))
             return await self.lookup(job_id)
 
@@ -87,10 +100,13 @@ class JobLife:
         desk: Desk,
         backlog: Backlog,
         stores: Stores,
+        quarantine: Quarantine,
         job: Job,
         feed: Feed,
     ) -> None:
         self._lease_s = config.scheduling.lease_s
+        self._quarantine = quarantine
+        self._keeping = Safekeeping(stores.artifacts, job.id, config.denoiser.store_interval_s)
         self._stages = stages
         self._warm = warm
         self._desk = desk
@@ -127,15 +143,17 @@ class JobLife:
             return await self._stores.fail(
                 job.id, JobError(message=message, param="deadline_s", code="deadline_exceeded")
             )
-        except (asyncio.CancelledError, Conflict, NotFound):
-            await self._stores.charge(job.id, self._used)
+        except (asyncio.CancelledError, Conflict, NotFound) as e:
+            if getattr(e, "code", None) != LOST_OWNERSHIP:
+                await self._stores.charge(job.id, self._used)
             return await self._stores.lookup(job.id)  # cancelled, deleted, or another's
         except Unavailable:
             raise
         except Exception as e:
             log.exception("job %s failed", job.id)
             cause = getattr(e, "cause", None) or e
-            error = JobError(message=f"{type(cause).__name__}: {cause}"[:1000])
+            code = cause.code if isinstance(cause, GenerationFailed) else GenerationFailed.default_code
+            error = JobError(message=f"{type(cause).__name__}: {cause}"[:1000], code=code)
             return await self._stores.fail(job.id, error, self._used)
 
     async def _run(self) -> Job | None:
@@ -154,12 +172,15 @@ class JobLife:
             card,
             job,
             self._feed,
-            lambda p: self._stores.jobs.set_progress(job.id, p),
+            lambda p: self._stores.jobs.set_progress(job.id, p, by=self._stores.owner),
             begin=self._begin,
             turns=turn,
             terms=[sample.terms for sample in samples],
             prices_s=[sample.seconds for sample in samples],
             lease_s=self._lease_s,
+            recovery=Recovery(
+                self._quarantine, job.strikes, lambda who, place: self._stores.strike(job.id, who, place), self._keeping
+            ),
         )
         self._used = walk.gpu_seconds
         artifacts, timings = await walk.run()
@@ -167,6 +188,7 @@ class JobLife:
             for values, busy_s in zip(job.specs, walk.busy_s, strict=True):
                 self._desk.pricer.observe(Spec.from_dict(values), busy_s, timings)
         timings["total_s"] = time.monotonic() - waited_from
+        await self._keeping.forget()
         return await self._stores.complete(job.id, walk, artifacts, timings)
 
     async def _begin(self) -> Job:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -35,11 +36,13 @@ from raydiance.serve.stages.messages import (
     Work,
     preview_steps,
 )
+from raydiance.serve.stages.recovery import Recovery
+from raydiance.serve.stages.underway import Underway
 from raydiance.serve.storage.job import Artifact, Job, artifact_prefix
+from raydiance.serve.strikes import ENCODE
 
 log = logging.getLogger("ray.serve")
-MAX_LOSSES = 3
-RETRY_S = 0.5
+SAVE_S = 0.5
 PROGRESS_AT_DENOISED = 95
 
 
@@ -73,25 +76,6 @@ async def at_once(index: int, share: float) -> AsyncIterator[None]:  # noqa: ARG
     yield
 
 
-@dataclass(slots=True)
-class _Sample:
-    """Where one sample is. Args: last: the replica that had it."""
-
-    index: int
-    spec: Spec
-    checkpoint: Checkpointed | None = None
-    last: str | None = None
-
-    @property
-    def step(self) -> int:
-        return self.spec.first_step if self.checkpoint is None else self.checkpoint.step
-
-    @property
-    def share(self) -> float:
-        """Of its steps, that remain."""
-        return (self.spec.num_inference_steps - self.step) / (self.spec.num_inference_steps - self.spec.first_step)
-
-
 class Walk:
     """One job on its way.
 
@@ -102,6 +86,7 @@ class Walk:
         terms: of each sample.
         prices_s: seconds of a replica that each takes.
         lease_s: of steps, after which a sample waits for its next turn.
+        recovery: from what dies under it.
 
     Attributes:
         gpu_seconds: by stage, of all samples.
@@ -122,6 +107,7 @@ class Walk:
         terms: Sequence[Terms] = (),
         prices_s: Sequence[float] = (),
         lease_s: float | None = None,
+        recovery: Recovery | None = None,
     ) -> None:
         self.gpu_seconds = {"text_encode": 0.0, "denoise": 0.0, "decode": 0.0}
         self.decisions: Counter[str] = Counter()
@@ -131,6 +117,7 @@ class Walk:
         self._feed = feed
         self._save_progress = save_progress
         self._begin = begin
+        self._recovery = recovery or Recovery()
         self._turns = turns
         self._specs = [Spec.from_dict(values) for values in job.specs]
         self._terms = terms or [NO_TERMS] * len(self._specs)
@@ -140,49 +127,56 @@ class Walk:
         self._done = [0.0] * len(self._specs)
         self._denoise_s = [0.0] * len(self._specs)
         self._timings: dict[str, float] = {}
+        self._saved = 0, float("-inf")  # percent, and when
 
     async def run(self) -> tuple[list[Artifact], dict[str, float]]:
         """The stored files, in sample order, and seconds per stage (the slowest sample's)."""
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._sample(_Sample(i, spec))) for i, spec in enumerate(self._specs)]
+                tasks = [group.create_task(self._sample(Underway(i, spec))) for i, spec in enumerate(self._specs)]
         except ExceptionGroup as e:
             raise e.exceptions[0] from e
         return [task.result() for task in tasks], self._timings
 
-    async def _sample(self, sample: _Sample) -> Artifact:
+    async def _sample(self, sample: Underway) -> Artifact:
         """One sample, tried again from its last checkpoint when a replica dies under it."""
-        for loss in range(MAX_LOSSES + 1):
+        place = f"sample {sample.index} of job {self._job.id}"
+        if self._job.attempt and self._recovery.keeping is not None:
+            sample.checkpoint = await self._recovery.keeping.load(sample.index)
+        while True:
             try:
-                latents = await self._denoise(sample, loss)
+                latents = await self._denoise(sample)
                 return await self._decode(sample.index, sample.spec, latents)
             except (ReplicaLost, *LOST) as e:
-                place = f"sample {sample.index} of job {self._job.id}"
                 log.warning("%s lost a replica; on from step %d: %s", place, sample.step, e)
-                await asyncio.sleep(RETRY_S * 2**loss)
+                await self._recovery.lost(sample.index, sample.place, sample.spec.num_inference_steps, e)
             except RayTaskError as e:
                 if sample.checkpoint is None or not isinstance(e.cause, CheckpointRefused):
                     raise
-                place = f"sample {sample.index} of job {self._job.id}"
                 log.warning("%s starts anew, its checkpoint does not fit: %s", place, e)
                 sample.checkpoint = None
-        lost = f"sample {sample.index} lost its replica {MAX_LOSSES + 1} times"
-        raise GenerationFailed(f"{lost}; it is not tried again")
+                if self._recovery.keeping is not None:
+                    await self._recovery.keeping.forget(sample.index)
 
-    async def _denoise(self, sample: _Sample, loss: int) -> ObjectRef[Any]:
-        """Lease after lease, each when it is its turn."""
+    async def _denoise(self, sample: Underway) -> ObjectRef[Any]:
+        """Lease after lease, each when it is its turn; after a loss, alone among those that lost a replica."""
         conditions: tuple[Any, Any] | None = None
         while True:
             async with self._turns(sample.index, sample.share):
-                job = await self._begin()
+                job, sample.place = await self._begin(), ENCODE
                 if conditions is None:
                     conditions = await self._encode(sample.spec)
-                work = self._work(f"{job.id}:{sample.index}:{job.attempt}.{loss}", sample)
-                latents = await self._lease(sample, work, *conditions)
+                    self._recovery.advanced(sample.index)
+                sample.place = sample.step
+                is_suspect = self._recovery.is_suspect(sample.index, sample.place)
+                async with self._recovery.quarantine.held(is_suspect) as sample.clear:
+                    sample.tries += 1
+                    work = self._work(f"{job.id}:{sample.index}:{job.attempt}.{sample.tries}", sample)
+                    latents = await self._lease(sample, work, *conditions)
             if latents is not None:
                 return latents
 
-    def _work(self, work_id: str, sample: _Sample) -> Work:
+    def _work(self, work_id: str, sample: Underway) -> Work:
         spec = sample.spec
         return Work(
             id=work_id,
@@ -200,7 +194,7 @@ class Walk:
         self.gpu_seconds["text_encode"] += seconds
         return embeddings, await self._encode_inputs(spec)
 
-    async def _lease(self, sample: _Sample, work: Work, embeddings: Any, inputs: Any) -> ObjectRef[Any] | None:
+    async def _lease(self, sample: Underway, work: Work, embeddings: Any, inputs: Any) -> ObjectRef[Any] | None:
         """The latents, or None where the lease ended before."""
         seconds = self._prices_s[sample.index] * sample.share
         group = None if self._job.group_id is None else (self._job.tenant, self._job.group_id)
@@ -211,21 +205,35 @@ class Walk:
             async for event in lease.events:
                 match event:
                     case Stepped(step, num_steps):
+                        self._advance(sample, step)
                         await self._progress(sample.index, step, num_steps)
                     case Checkpointed():
-                        sample.checkpoint = event
+                        self._keep(sample, event)
                     case Previewed(preview_index, estimate):
                         await self._preview(sample.index, preview_index, estimate, sample.spec)
                     case Leased(step, data, spent):
-                        sample.checkpoint = Checkpointed(step, data)
+                        self._keep(sample, Checkpointed(step, data))
                         self._spend(sample.index, spent)
                         return None
                     case Denoised(latents, spent):
                         self._spend(sample.index, spent)
                         num_steps = sample.spec.num_inference_steps
+                        self._advance(sample, num_steps)
                         await self._progress(sample.index, num_steps, num_steps)
                         return latents
         raise GenerationFailed(f"the denoiser ended sample {sample.index} without a result")
+
+    def _keep(self, sample: Underway, checkpoint: Checkpointed) -> None:
+        sample.checkpoint = checkpoint
+        self._advance(sample, checkpoint.step)
+        if self._recovery.keeping is not None:
+            self._recovery.keeping.keep(sample.index, checkpoint)
+
+    def _advance(self, sample: Underway, step: int) -> None:
+        sample.place = max(sample.place, step)
+        self._recovery.advanced(sample.index)
+        if not self._recovery.is_suspect(sample.index, sample.place):
+            sample.clear()
 
     def _spend(self, index: int, spent: Spent) -> None:
         self._denoise_s[index] += spent.seconds
@@ -257,7 +265,9 @@ class Walk:
         percent = int(PROGRESS_AT_DENOISED * sum(self._done) / len(self._done))
         data = {"index": index, "step": step, "num_steps": num_steps, "progress": percent, "stage": "denoise"}
         self._feed.publish("progress", data)
-        await asyncio.to_thread(self._save_progress, percent)
+        if percent > self._saved[0] and time.monotonic() - self._saved[1] >= SAVE_S:
+            self._saved = percent, time.monotonic()
+            await asyncio.to_thread(self._save_progress, percent)
 
     def _time(self, stage: str, seconds: float) -> None:
         self._timings[stage] = max(self._timings.get(stage, 0.0), seconds)

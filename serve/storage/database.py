@@ -15,7 +15,7 @@ from raydiance.serve.errors import ConfigError, Unavailable
 from raydiance.serve.storage.migrations import STEPS
 from raydiance.serve.storage.tables import Base, SchemaRow
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 BUSY_TIMEOUT_S = 30
 _SCHEMA_LOCK = 0x7261_7964  # PostgreSQL advisory lock: one process at a time creates the tables
 

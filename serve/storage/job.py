@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from raydiance.models.spec import Spec
 from raydiance.serve.request import GenerationRequest
 from raydiance.serve.storage import usage
+from raydiance.serve.strikes import Strike
 
 DEFAULT_TENANT = "default"  # of the operator, and of the keys in http.api_key_sha256
 
@@ -39,7 +40,7 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 
 
 class Artifact(BaseModel):
-    """One file of a job. `key` is its place in the artifact store; `index` the sample."""
+    """One file of a job. `key` is its place in the artifact store; `index` the sample. `simulated`: nothing was made."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -54,6 +55,7 @@ class Artifact(BaseModel):
     fps: int | None = None
     has_audio: bool = False
     seed: int = 0
+    simulated: bool = False
 
 
 class JobError(BaseModel):
@@ -68,7 +70,8 @@ class JobError(BaseModel):
 class Job(BaseModel):
     """Times are Unix seconds. `timings` are seconds per stage; `request` is as accepted, with its seed drawn.
 
-    `gpu_seconds` by stage and their `cost` are known when it has ended.
+    `gpu_seconds` by stage and their `cost` are known when it has ended. `owner` is the dispatcher that walks it, and
+    `strikes` what died under it, by the sample's index.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -94,6 +97,8 @@ class Job(BaseModel):
     cost: float | None = None
     group_id: str | None = None
     decisions: dict[str, int] = {}
+    owner: str | None = None
+    strikes: dict[str, Strike] = {}
 
     def public(self) -> dict[str, Any]:
         """The job as clients see it: no storage keys, no webhook address, times in whole seconds."""

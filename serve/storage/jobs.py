@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from sqlalchemy import Select, delete, func, select, tuple_, update
+from sqlalchemy import Select, Update, delete, func, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -17,6 +17,7 @@ from raydiance.serve.storage.job import DEFAULT_TENANT, TRANSITIONS, Artifact, J
 from raydiance.serve.storage.keys import Keys, limits_of
 from raydiance.serve.storage.ledger import Ledger
 from raydiance.serve.storage.outbox import Outbox
+from raydiance.serve.storage.owners import LOST_OWNERSHIP, Owners
 from raydiance.serve.storage.tables import JobRow
 
 MAX_KEY_CHARS = 255
@@ -25,10 +26,11 @@ Jobs = list[Job]  # inside the class, `list` is its method
 FINAL = [s.value for s in JobState if s.is_final]
 
 
-class JobStore(Outbox, Ledger, Groups, Keys):
+class JobStore(Outbox, Ledger, Groups, Keys, Owners):
     """All jobs of one deployment. Synchronous and thread-safe; several processes may share one database.
 
-    Where a method takes a `tenant`, another's job is as one that does not exist; None sees all.
+    Where a method takes a `tenant`, another's job is as one that does not exist; None sees all. Where it takes
+    `by`, it is done by that owner, to its own jobs only (Conflict, `lost_ownership`); None asks nobody.
 
     Args:
         url: see `Database`.
@@ -132,13 +134,13 @@ class JobStore(Outbox, Ledger, Groups, Keys):
             jobs = [row.to_job() for row in session.scalars(query.limit(limit + 1))]
         return jobs[:limit], len(jobs) > limit
 
-    def start(self, job_id: str) -> Job:
+    def start(self, job_id: str, *, by: str | None = None) -> Job:
         """queued -> in_progress; counts an attempt. Raises NotFound, Conflict."""
-        return self._move(job_id, JobState.IN_PROGRESS, attempt=JobRow.attempt + 1, started_at=now())
+        return self._move(job_id, JobState.IN_PROGRESS, by=by, attempt=JobRow.attempt + 1, started_at=now())
 
     def requeue(self, job_id: str) -> Job:
-        """in_progress -> queued, as after a crash; its progress starts over. Raises NotFound, Conflict."""
-        return self._move(job_id, JobState.QUEUED, progress=0, started_at=None)
+        """in_progress -> queued, and nobody's, as by a clean stop. Raises NotFound, Conflict."""
+        return self._move(job_id, JobState.QUEUED, started_at=None, owner=None)
 
     def complete(
         self,
@@ -149,6 +151,7 @@ class JobStore(Outbox, Ledger, Groups, Keys):
         expires_at: float | None,
         gpu_seconds: Mapping[str, float] | None = None,
         decisions: Mapping[str, int] | None = None,
+        by: str | None = None,
     ) -> Job:
         """in_progress -> completed. Raises NotFound, Conflict.
 
@@ -168,21 +171,24 @@ class JobStore(Outbox, Ledger, Groups, Keys):
             artifacts=[a.model_dump(mode="json") for a in artifacts],
             timings=timings,
             decisions=dict(decisions or {}),
+            by=by,
         )
 
-    def fail(self, job_id: str, error: JobError, gpu_seconds: Mapping[str, float] | None = None) -> Job:
+    def fail(
+        self, job_id: str, error: JobError, gpu_seconds: Mapping[str, float] | None = None, *, by: str | None = None
+    ) -> Job:
         """queued or in_progress -> failed. Raises NotFound, Conflict.
 
         Args:
             gpu_seconds: used until then, by stage, if that is known; `charge` can tell it later.
         """
-        return self._end(job_id, JobState.FAILED, gpu_seconds, error=error.model_dump(mode="json"))
+        return self._end(job_id, JobState.FAILED, gpu_seconds, error=error.model_dump(mode="json"), by=by)
 
     def cancel(self, job_id: str, gpu_seconds: Mapping[str, float] | None = None) -> Job:
         """queued or in_progress -> cancelled; `gpu_seconds` as for `fail`. Raises NotFound, Conflict."""
         return self._end(job_id, JobState.CANCELLED, gpu_seconds)
 
-    def set_progress(self, job_id: str, progress: int) -> None:
+    def set_progress(self, job_id: str, progress: int, *, by: str | None = None) -> None:
         """Percent. Ignored unless the job is in progress and `progress` is ahead of what is stored.
 
         Raises:
@@ -194,7 +200,7 @@ class JobStore(Outbox, Ledger, Groups, Keys):
             JobRow.id == job_id, JobRow.state == JobState.IN_PROGRESS.value, JobRow.progress < progress
         )
         with self._writing() as session:
-            session.execute(behind.values(progress=progress))
+            session.execute(_of(behind, by).values(progress=progress))
 
     def delete(self, job_id: str) -> Job:
         """Forget an ended job and its webhooks. Raises NotFound, and Conflict while it is unfinished."""
@@ -202,7 +208,7 @@ class JobStore(Outbox, Ledger, Groups, Keys):
         with self._writing() as session:
             row = session.scalars(ended).one_or_none()
             if row is None:
-                raise _refusal(_row(session, job_id).state, job_id, "deleted")
+                raise _refusal(_row(session, job_id), "deleted")
             return row.to_job()
 
     def unfinished(self, model: str | None = None) -> Jobs:
@@ -226,13 +232,21 @@ class JobStore(Outbox, Ledger, Groups, Keys):
         at = now()
         return self._move(job_id, to, gpu_seconds, completed_at=at, expires_at=at + self.ended_ttl_s, **values)
 
-    def _move(self, job_id: str, to: JobState, gpu_seconds: Mapping[str, float] | None = None, **values: Any) -> Job:
+    def _move(
+        self,
+        job_id: str,
+        to: JobState,
+        gpu_seconds: Mapping[str, float] | None = None,
+        *,
+        by: str | None = None,
+        **values: Any,
+    ) -> Job:
         sources = [s.value for s, targets in TRANSITIONS.items() if to in targets]
-        moving = update(JobRow).where(JobRow.id == job_id, JobRow.state.in_(sources))
+        moving = _of(update(JobRow).where(JobRow.id == job_id, JobRow.state.in_(sources)), by)
         with self._writing() as session:
             row = session.scalars(moving.values(state=to.value, **values).returning(JobRow)).one_or_none()
             if row is None:
-                raise _refusal(_row(session, job_id).state, job_id, to.value)
+                raise _refusal(_row(session, job_id), to.value, by)
             if to.is_final:
                 self._book_end(session, row, gpu_seconds)
             job = row.to_job()
@@ -264,8 +278,15 @@ def _same_body(row: JobRow, body_hash: str | None) -> JobRow:
     return row
 
 
-def _refusal(state: str, job_id: str, to: str) -> RaydianceError:
-    return Conflict(f"job '{job_id}' is {state} and cannot become {to}")
+def _refusal(row: JobRow, to: str, by: str | None = None) -> RaydianceError:
+    if by not in (None, row.owner):
+        return Conflict(f"job '{row.id}' is another dispatcher's now", code=LOST_OWNERSHIP)
+    return Conflict(f"job '{row.id}' is {row.state} and cannot become {to}")
+
+
+def _of(moving: Update, owner: str | None) -> Update:
+    """What is done by an owner is done to its own jobs only."""
+    return moving if owner is None else moving.where(JobRow.owner == owner)
 
 
 def _by_key(key: str | None) -> Select[JobRow]:

@@ -30,6 +30,11 @@ def _tenants(connection: Connection) -> None:
     )
 
 
+def _owners(connection: Connection) -> None:
+    """Jobs get an owner. Those that are there have none that lives."""
+    _add_columns(connection, "jobs", owner="TEXT", strikes="JSON DEFAULT '{}' NOT NULL")
+
+
 def _add_columns(connection: Connection, table: str, **columns: str) -> None:
     """Those that are not there. A table that was made just now has them all."""
     there = {column["name"] for column in inspect(connection).get_columns(table)}
@@ -39,4 +44,4 @@ def _add_columns(connection: Connection, table: str, **columns: str) -> None:
 
 
 # the version that a step leads to
-STEPS: Final[Mapping[int, Callable[[Connection], None]]] = {2: _tenants}
+STEPS: Final[Mapping[int, Callable[[Connection], None]]] = {2: _tenants, 3: _owners}

@@ -58,6 +58,8 @@ class JobRow(Base):
     cost: Mapped[float | None]
     group_id: Mapped[str | None]
     decisions: Mapped[dict[str, float]] = mapped_column(server_default=text("'{}'"))
+    owner: Mapped[str | None]
+    strikes: Mapped[dict[str, Any]] = mapped_column(JSON, server_default=text("'{}'"))
     idempotency_key: Mapped[str | None] = mapped_column(unique=True)  # with its tenant: see jobs.scoped_key
     body_hash: Mapped[str | None]
 
@@ -67,6 +69,17 @@ class JobRow(Base):
 
     def to_job(self) -> Job:
         return Job.model_validate({name: getattr(self, name) for name in Job.model_fields})
+
+
+class DispatcherRow(Base):
+    """One life of a dispatcher. `beat` counts its signs of life."""
+
+    __tablename__ = "dispatchers"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    model: Mapped[str] = mapped_column(index=True)
+    slot: Mapped[int]
+    beat: Mapped[int]
 
 
 class WebhookRow(Base):

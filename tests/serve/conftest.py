@@ -11,9 +11,9 @@ import torch
 from tests.checkpoints import save_wan
 from tests.serve.house import House
 
-from raydiance.serve import dispatcher
+from raydiance.serve import dispatcher, ownership
 from raydiance.serve.config import ModelConfig
-from raydiance.serve.stages import refs, walk
+from raydiance.serve.stages import recovery, refs
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,8 @@ async def build(
     torch.set_num_threads(1)
     monkeypatch.setattr(refs, "put", lambda value, loop: value)  # no cluster here: handed over as it is
     monkeypatch.setattr(dispatcher, "LOOK_S", 0.05)
-    monkeypatch.setattr(walk, "RETRY_S", 0.01)
+    monkeypatch.setattr(ownership, "BEAT_S", 0.05)
+    monkeypatch.setattr(recovery, "RETRY_S", 0.01)
     houses: list[House] = []
 
     def make(**settings: Any) -> House:

@@ -15,7 +15,7 @@ from raydiance.models.spec import Spec
 from raydiance.serve.calls import ask
 from raydiance.serve.feed import Feed
 from raydiance.serve.request import GenerationRequest
-from raydiance.serve.stages import walk
+from raydiance.serve.stages import recovery
 from raydiance.serve.stages.messages import Decoded, Denoised, Encoded, Spent, StageEvent
 from raydiance.serve.stages.walk import Stages, Walk
 from raydiance.serve.storage.artifacts import ArtifactStore
@@ -81,7 +81,7 @@ def a_walk(doubles: Doubles) -> Walk:
 async def test_what_died_with_the_replica_that_made_it_is_made_again(
     monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
-    monkeypatch.setattr(walk, "RETRY_S", 0.001)
+    monkeypatch.setattr(recovery, "RETRY_S", 0.001)
     [artifact], _ = await a_walk(Doubles(**{stage: 2})).run()
     assert artifact.key == "jobs/video_1/0.mp4"
 

@@ -1,0 +1,61 @@
+"""The life of one dispatcher as its peers see it: its signs of life, and those that peers no longer give."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from raydiance.serve.errors import Unavailable
+from raydiance.serve.storage.jobs import JobStore
+
+log = logging.getLogger("ray.serve")
+BEAT_S = 1.0
+DEAD_BEATS = 6
+"""Looks at a peer without a new sign of life, after which its jobs are free. Looks that failed do not count."""
+
+
+class Ownership:
+    """Registered from the start: whoever had the slot before has lost its jobs when this returns.
+
+    Attributes:
+        id: that its jobs are owned by.
+
+    Raises Unavailable when the database does not answer.
+    """
+
+    def __init__(self, jobs: JobStore, model: str, slot: int) -> None:
+        self.id = jobs.register(model, slot)
+        self._jobs = jobs
+        self._model = model
+        self._slot = slot
+        self._seen: dict[str, tuple[int, int]] = {}  # of a peer: its signs of life, and looks without a new one
+
+    async def keep(self, lost: Callable[[], None]) -> None:
+        """Goes on until cancelled.
+
+        Args:
+            lost: called when a peer has taken this one for dead: its jobs are others' now. It goes on as a new owner.
+        """
+        while True:
+            try:
+                if not await asyncio.to_thread(self._jobs.beat, self.id):
+                    log.warning("dispatcher %s was taken for dead; it lets go of its jobs", self.id)
+                    lost()
+                    self.id = await asyncio.to_thread(self._jobs.register, self._model, self._slot)
+                for owner, beat in self._look(await asyncio.to_thread(self._jobs.peers, self._model)):
+                    if await asyncio.to_thread(self._jobs.bury, owner, beat):
+                        log.warning("dispatcher %s shows no sign of life; its jobs go on elsewhere", owner)
+            except Unavailable as e:
+                log.warning("the jobs table is away, no sign of life is given: %s", e)
+            await asyncio.sleep(BEAT_S)
+
+    def _look(self, peers: dict[str, int]) -> list[tuple[str, int]]:
+        """Those that are dead, with their last sign of life."""
+        seen: dict[str, tuple[int, int]] = {}
+        for owner, beat in peers.items():
+            last, looks = self._seen.get(owner, (beat, 0))
+            seen[owner] = (beat, looks + 1) if beat == last else (beat, 0)
+        seen.pop(self.id, None)
+        self._seen = seen
+        return [(owner, beat) for owner, (beat, looks) in seen.items() if looks >= DEAD_BEATS]
