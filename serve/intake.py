@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from raydiance.serve.errors import Conflict, InvalidRequest, TooManyRequests
 from raydiance.serve.inputs import store_inputs
 from raydiance.serve.pricer import Quote
 from raydiance.serve.quota import Ask
+from raydiance.serve.refusals import Refusals
 from raydiance.serve.request import GenerationRequest
 from raydiance.serve.roster import Roster
 from raydiance.serve.samples import follow_video, resolve
@@ -49,6 +51,18 @@ class Draft:
     def values(self) -> list[dict[str, Any]]:
         """The specs, as they go to a dispatcher."""
         return [spec.to_dict() for spec in self.specs]
+
+    def kind_on(self, terms: GenerationRequest) -> Hashable:
+        """What it takes, and by when it is wanted: requests that agree in it are let in or refused alike.
+
+        Args:
+            terms: the request with what it inherits of its group.
+        """
+        one = self.specs[0]
+        size = one.task, one.height, one.width, one.num_frames, one.num_inference_steps, one.first_step, one.audio
+        extra = tuple(sorted((name, str(value)) for name, value in one.extra.items()))
+        wanted = terms.service_tier, terms.slo_s, terms.deadline_s
+        return size, one.guidance_scale, extra, len(self.specs), wanted
 
 
 def with_terms(request: GenerationRequest, group: Group | None, at: float) -> GenerationRequest:
@@ -94,6 +108,7 @@ class Intake:
         self._tenants = tenants
         self._jobs = jobs
         self._artifacts = artifacts
+        self._refusals = Refusals()
 
     async def submit(
         self, request: GenerationRequest, tenant: str | None, idempotency_key: str | None, remixed_from: str | None
@@ -106,11 +121,11 @@ class Intake:
             earlier = await asyncio.to_thread(self._jobs.find_by_key, idempotency_key, body_hash, owner)
             if earlier is not None:
                 return earlier
-        await self.check_room()
         group = await self._group_of(request, tenant)
         quote = await self.reserve(draft, group)
         accepted = False
         try:
+            await self.check_room()
             ask = await self._ask(draft, group, quote, tenant)
             job = await self.store(draft, group, tenant, remixed_from)
             stored = await asyncio.to_thread(
@@ -168,10 +183,17 @@ class Intake:
         """
         at = now()
         terms = with_terms(draft.request, group, at)
-        quote = await self._roster.ask(draft.card.id, lambda it: it.admit(draft.job_id, terms, draft.values))
-        if not quote.is_admitted:
-            raise too_late(quote, at)
+        model, kind = draft.card.id, draft.kind_on(terms)
+        async with self._refusals.asking(model, kind):
+            quote = await self._roster.ask(model, lambda it: it.admit(draft.job_id, terms, draft.values))
+            if not quote.is_admitted:
+                self._refusals.keep(model, kind, refusal := too_late(quote, at))
+                raise refusal
         return quote
+
+    def freed(self, model: str) -> None:
+        """A job of it is given up: what was refused may be let in."""
+        self._refusals.forget(model)
 
     async def store(
         self, draft: Draft, group: Group | None, tenant: str | None, remixed_from: str | None = None
@@ -201,6 +223,7 @@ class Intake:
     async def drop(self, draft: Draft) -> None:
         """Nothing is left of it."""
         await self._roster.withdraw(draft.card.id, draft.job_id)
+        self.freed(draft.card.id)
         await self._artifacts.delete_prefix(artifact_prefix(draft.job_id))
 
     async def _ask(self, draft: Draft, group: Group | None, quote: Quote, tenant: str | None) -> Ask:

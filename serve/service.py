@@ -129,6 +129,7 @@ class Service:
         except Conflict:
             return await self.get(job_id, tenant=tenant)  # it finished in between
         await self._roster.drop(job)
+        self._intake.freed(job.model)
         return job
 
     async def delete(self, job_id: str, *, tenant: str | None) -> Job:

@@ -1,4 +1,4 @@
-"""Headers, path parameters and the tenant, which several routes read."""
+"""Headers, path parameters and the tenant, which several routes read. A plain function would be given a thread."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def check_id(value: str, param: str = "id") -> str:
     return value
 
 
-def _job_id(id: Annotated[str, Path(description="of a job", examples=["video_4f0c"])]) -> str:
+async def _job_id(id: Annotated[str, Path(description="of a job", examples=["video_4f0c"])]) -> str:
     return check_id(id)
 
 
-def _group_id(id: Annotated[str, Path(description="of a group", examples=["round-7"])]) -> str:
+async def _group_id(id: Annotated[str, Path(description="of a group", examples=["round-7"])]) -> str:
     if re.fullmatch(GROUP_ID, id) is None:
         raise NotFound(f"there is no group {shown(id)}", "id")
     return id
 
 
-def _idempotency_key(
+async def _idempotency_key(
     idempotency_key: Annotated[
         str | None, Header(description="the same key and body give the same job; another body is refused (409)")
     ] = None,
@@ -44,13 +44,13 @@ def _idempotency_key(
     return idempotency_key
 
 
-def _no_idempotency_key(idempotency_key: Annotated[str | None, Header(include_in_schema=False)] = None) -> None:
+async def _no_idempotency_key(idempotency_key: Annotated[str | None, Header(include_in_schema=False)] = None) -> None:
     if idempotency_key is not None:
         message = "Idempotency-Key is not taken for groups: give an id, which is taken once (409 when it comes again)"
         raise InvalidRequest(message, "Idempotency-Key", "unsupported_parameter")
 
 
-def _tenant(request: Request) -> str | None:
+async def _tenant(request: Request) -> str | None:
     tenant: str | None = request.state.tenant  # where the middleware has not set it, nobody gets anything
     return tenant
 
