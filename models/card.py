@@ -58,6 +58,7 @@ class ModelCard:
     strength_tasks: those that start from a noised picture or video, by `strength`.
     has_audio: its videos can have sound.
     is_guest: diffusers' own pipeline runs it whole: no step batching, previews or checkpoints.
+    is_simulated: nothing is generated; see docs/simulation.md.
     max_text_tokens: what an encoded prompt adds to the transformer's sequence at most; 0 where text is attended
         to beside it.
     num_heads: of the transformer's self-attention; 0 where it is not known.
@@ -95,6 +96,7 @@ class ModelCard:
     min_steps: int = 1
     target_pixels: int = 0
     num_heads: int = 0
+    is_simulated: bool = False
 
     def num_tokens(self, height: int, width: int, num_frames: int) -> int:
         """Length of the transformer's sequence for what is generated: without text and reference pictures."""

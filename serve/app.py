@@ -23,7 +23,7 @@ from raydiance.serve.engine import memory
 from raydiance.serve.errors import ConfigError
 from raydiance.serve.gateway import Gateway
 from raydiance.serve.layout_check import check_layout
-from raydiance.serve.stages.placement import decoder_placement, placement
+from raydiance.serve.stages.placement import decoder_placement, placement, simulated_placement
 
 log = logging.getLogger("ray.serve")
 APP_NAME = "raydiance"
@@ -35,6 +35,8 @@ def build_app(args: Config | Mapping[str, Any] | None = None) -> Application:
     """From a Config, or from a mapping as `serve run raydiance.serve.app:build_app model=tiny` and the `args` of a
     Serve config file give it. Raises ConfigError that names the option."""
     config = args if isinstance(args, Config) else load_config(dict(args or {}))
+    if config.simulate.gpu is not None:
+        log.warning("SIMULATED: nothing is generated, steps are those of %s", config.simulate.gpu)
     num_nodes = sum(node["Alive"] for node in ray.nodes()) if ray.is_initialized() else 1
     bind = Binder(config, num_nodes)
     dispatchers = {model.id: bind.model(model, chores=i == 0) for i, model in enumerate(config.models)}
@@ -76,7 +78,10 @@ class Binder:
         config, guest = self._config, is_guest(model)
         if guest:  # it runs one at a time: the others wait as queued jobs, and not in its replica
             config = config.model_copy(update={"denoiser": config.denoiser.model_copy(update={"max_active": 1})})
-        stages = self._guest(model) if guest else self._family(model)
+        if config.simulate.gpu is not None:
+            stages, model = self._simulated(model), model.model_copy(update={"cost_profile": None})  # it is measured
+        else:
+            stages = self._guest(model) if guest else self._family(model)
         handle: DeploymentHandle[Any] = dispatcher.bind(config, model, self._num_nodes, chores, **stages)
         return handle
 
@@ -90,6 +95,29 @@ class Binder:
             "text_encoder": self._bind(TextEncoder, encoder, c.text_encoder, c.text_encoder),
             "denoiser": self._denoiser(Denoiser, model),
             "vae_decoder": self._decoder(VAEDecoder, decoder, c),
+        }
+
+    def _simulated(self, model: ModelConfig) -> dict[str, Any]:
+        """One light process a replica, whatever its ranks: it takes all their GPUs, which may be pretended ones."""
+        from raydiance.serve.stages.simulated.costs import simulated
+        from raydiance.serve.stages.simulated.denoiser import SimulatedDenoiser
+        from raydiance.serve.stages.simulated.text_encoder import SimulatedTextEncoder
+        from raydiance.serve.stages.simulated.vae_decoder import SimulatedVAEDecoder
+
+        c, parallel, made = self._config, self._config.parallel_of(model), simulated(model, self._config.simulate)
+        if (card := _card(model)) is not None:
+            check_layout(parallel, card)
+        router = {"request_router_config": RequestRouterConfig(**ROUTER)}
+
+        def bind(cls: type, options: Any, ranks: int, more: dict[str, Any], *args: Any) -> Any:
+            actor = simulated_placement(options, ranks) | more
+            return self._deploy(cls, model, options.num_replicas, "cpu", actor, model, *args, made)
+
+        denoiser = c.denoiser, "cpu", parallel, c.scheduling
+        return {
+            "text_encoder": bind(SimulatedTextEncoder, c.text_encoder, 1, {}, c.text_encoder, "cpu"),
+            "denoiser": bind(SimulatedDenoiser, c.denoiser, parallel.gpus, router, *denoiser),
+            "vae_decoder": bind(SimulatedVAEDecoder, c.vae_decoder, c.vae_decoder.gpus, {}, c, "cpu"),
         }
 
     def _guest(self, model: ModelConfig) -> dict[str, Any]:
@@ -131,7 +159,7 @@ class Binder:
         self, cls: type, model: ModelConfig, num_replicas: int, device: str, options: dict[str, Any], *args: Any
     ) -> Any:
         """One deployment a class and model, however often it is asked for."""
-        name = f"{cls.__name__}-{model.id}"
+        name = f"{cls.__name__.removeprefix('Simulated')}-{model.id}"
         if name not in self._bound:
             options["ray_actor_options"]["runtime_env"] = {"env_vars": memory.environment(device)}
             deployment = _deployment(

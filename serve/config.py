@@ -27,6 +27,7 @@ from raydiance.serve.errors import ConfigError
 from raydiance.serve.parallel_config import ParallelConfig
 from raydiance.serve.scheduling_config import SchedulingConfig
 from raydiance.serve.section import Section
+from raydiance.serve.simulate_config import SimulateConfig
 
 Precision = Literal["float32", "bfloat16", "float16"]
 Attention = Literal["auto", "naive", "sdpa", "flex", "flash2", "flash3", "xformers"]
@@ -232,6 +233,7 @@ class Config(Section):
     network: NetworkConfig = NetworkConfig()
     http: HTTPConfig = HTTPConfig()
     auth: AuthConfig = AuthConfig()
+    simulate: SimulateConfig = SimulateConfig()
 
     @model_validator(mode="before")
     @classmethod

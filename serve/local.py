@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,9 @@ def start_local(
     """
     began = time.monotonic()
     config = config.model_copy(update={"http": config.http.model_copy(update={"port": _port(config)})})
-    folders = [preflight.check_model(model, config.parallel_of(model)) for model in config.models]
+    simulated = config.simulate.gpu is not None
+    check = partial(preflight.check_model, simulated=simulated)
+    folders = [check(model, config.parallel_of(model)) for model in config.models]
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     import ray
@@ -91,7 +94,7 @@ def start_local(
         raise RaydianceError("this process is connected to a Ray cluster already; call ray.shutdown() first")
     # while Ray and Serve start their processes, and this one only waits
     with_torch = ThreadPoolExecutor(1)
-    imported = with_torch.submit(_import_application)
+    imported = with_torch.submit(_import_application, config)
     checked = with_torch.submit(_check_weights, config, folders)
     with_torch.shutdown(wait=False)
     keep_logs = False
@@ -102,6 +105,7 @@ def start_local(
                 context: Any = ray.init(
                     address="local",
                     num_cpus=_num_cpus(config),
+                    num_gpus=math.ceil(preflight.asked_gpus(config)[0]) if simulated else None,  # pretended
                     include_dashboard=False,
                     object_store_memory=object_store_bytes,
                     logging_level=logging.ERROR,
@@ -140,12 +144,15 @@ def _sigterm_kept() -> Iterator[None]:
         signal.signal(signal.SIGTERM, kept)
 
 
-def _import_application() -> None:
-    for name in ("app", "stages.text_encoder", "stages.denoiser", "stages.vae_decoder"):
+def _import_application(config: Config) -> None:
+    stages = ("stages.text_encoder", "stages.denoiser", "stages.vae_decoder")
+    for name in ("app", *(() if config.simulate.gpu else stages)):
         importlib.import_module(f"raydiance.serve.{name}")
 
 
 def _check_weights(config: Config, folders: Sequence[Path]) -> None:
+    if config.simulate.gpu is not None:
+        return
     for model, folder in zip(config.models, folders, strict=True):
         preflight.check_weights(model, folder)
 

@@ -16,11 +16,16 @@ from raydiance.serve.parallel_config import ParallelConfig
 from raydiance.serve.samples import default_spec
 
 
-def check_model(model: ModelConfig, parallel: ParallelConfig | None = None) -> Path:
-    """The folder of a model whose files are all there, and whose defaults and layouts it can do. Raises ConfigError."""
+def check_model(model: ModelConfig, parallel: ParallelConfig | None = None, *, simulated: bool = False) -> Path:
+    """The folder of a model whose files are all there, and whose defaults and layouts it can do. Raises ConfigError.
+
+    Args:
+        simulated: its configuration is enough.
+    """
     try:
         folder = resolve.resolve(model.path, model.revision)
-        registry.check(folder, model.components)
+        if not simulated:
+            registry.check(folder, model.components)
         card = registry.card(folder, model.id).with_defaults(model.defaults)
         if model.defaults:
             card.check(default_spec(card, card.defaults.num_inference_steps))
@@ -65,6 +70,15 @@ def check_gpus(config: Config, found: int) -> None:
     Args:
         found: GPUs of the machine.
     """
+    asked, options = asked_gpus(config)
+    if asked > found:
+        wanted = ", ".join(dict.fromkeys(options))
+        hint = "; to try it on CPUs: parallel.device=cpu" if "parallel.gpus" in wanted else ""
+        raise ConfigError(f"{wanted}: {asked:g} GPUs are needed for all replicas, this machine has {found}{hint}")
+
+
+def asked_gpus(config: Config) -> tuple[float, list[str]]:
+    """Of all replicas, and the options that ask for them."""
     stages = {name: getattr(config, name) for name in ("text_encoder", "denoiser", "vae_decoder")}
     asked = len(config.models) * sum(s.num_replicas * s.num_gpus for s in stages.values())
     options = [f"{name}.num_gpus={s.num_gpus:g}" for name, s in stages.items() if s.num_gpus]
@@ -76,7 +90,4 @@ def check_gpus(config: Config, found: int) -> None:
             each = parallel.gpus * (config.denoiser.num_gpus or (parallel.device != "cpu"))
             asked += config.denoiser.num_replicas * (each - config.denoiser.num_gpus)
             options.append(f"parallel.gpus={parallel.gpus}")
-    if asked > found:
-        wanted = ", ".join(dict.fromkeys(options))
-        hint = "; to try it on CPUs: parallel.device=cpu" if "parallel.gpus" in wanted else ""
-        raise ConfigError(f"{wanted}: {asked:g} GPUs are needed for all replicas, this machine has {found}{hint}")
+    return asked, options

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 
 import raydiance
 from raydiance.serve.api import docs, errors, groups, health, images, jobs, models, quotes, usage, videos
-from raydiance.serve.api.middleware import ApiKeys, BodyLimit, BodyTimeout, RequestScope
+from raydiance.serve.api.middleware import ApiKeys, BodyLimit, BodyTimeout, RequestScope, SimulatedMark
 from raydiance.serve.config import Config
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ def create_app(service: Service, config: Config) -> FastAPI:
     app.add_middleware(BodyLimit, max_bytes=config.limits.max_body_bytes)
     app.add_middleware(ApiKeys, authenticate=service.tenants.authenticate if config.needs_keys else None)
     app.add_middleware(RequestScope)
+    if config.simulate.gpu is not None:
+        app.add_middleware(SimulatedMark)
     errors.install(app)
     for router in (
         images.router(service, config),

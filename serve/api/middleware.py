@@ -163,3 +163,18 @@ class BodyTimeout:
             f"the body comes too slowly: {received} bytes in {waited_s:.0f} s; it may pause for {self._timeout_s:g} s "
             f"(http.body_timeout_s), and take so long and 1 s per {MIN_BYTES_PER_S} bytes in all"
         )
+
+
+class SimulatedMark:
+    """Answers every request with `raydiance-simulated: true`: nothing here is generated."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["raydiance-simulated"] = "true"
+            await send(message)
+
+        await self._app(scope, receive, sending)

@@ -65,7 +65,7 @@ class Features(BaseModel):
 class ModelView(BaseModel):
     """OpenAI's model object, and what the model can do.
 
-    `inputs` are by task, `parameters` by name. `strength_tasks` take a strength.
+    `inputs` are by task, `parameters` by name. `strength_tasks` take a strength. `simulated`: nothing is generated.
     """
 
     id: str
@@ -82,6 +82,7 @@ class ModelView(BaseModel):
     has_negative_prompt: bool
     has_audio: bool
     guest: bool
+    simulated: bool
     features: Features
     limits: ModelLimits
 
@@ -105,6 +106,7 @@ class ModelView(BaseModel):
             has_negative_prompt=card.has_negative,
             has_audio=card.has_audio,
             guest=card.is_guest,
+            simulated=card.is_simulated,
             features=Features(step_batching=whole, preview=whole, checkpoint=whole, cancel=True),
             limits=ModelLimits(**limits, max_samples=MAX_SAMPLES),
         )

@@ -14,7 +14,7 @@ from raydiance.serve.cli.greeting import greeting
 from raydiance.serve.errors import ConfigError
 
 if TYPE_CHECKING:
-    from raydiance.serve.config import Config
+    from raydiance.serve.config import Config, ModelConfig
     from raydiance.serve.local import LocalServer
 
 HELP = """Serve models on this machine, until Ctrl-C.
@@ -80,13 +80,34 @@ def local_config(file: Path | None, values: dict[str, Any], data: Path | None = 
     from raydiance.serve.config import data_folder, load_config
 
     config = load_config(values, file)
+    if config.simulate.gpu is not None:
+        config = config.model_copy(update={"models": [_of_profile(model) for model in config.models]})
     folder = data or data_folder()
     places = {"database": f"sqlite:///{folder}/jobs.db", "artifacts": str(folder / "artifacts")}
     unset = {name: place for name, place in places.items() if name not in config.storage.model_fields_set}
     return config.model_copy(update={"storage": config.storage.model_copy(update=unset)})
 
 
+def _of_profile(model: ModelConfig) -> ModelConfig:
+    """One that is named after a profile is that: its configuration is all that a simulation needs."""
+    from raydiance.deploy import profile
+
+    if model.path not in profile.names() or Path(model.path).is_dir():
+        return model
+    found = profile.load(model.path)
+    whole = {"path": str(found.folder), "name": model.id}
+    if "dtype" not in model.model_fields_set:
+        whole |= {"dtype": found.precision, "vae_dtype": found.precision}
+    return model.model_copy(update=whole)
+
+
 def _greet(server: LocalServer) -> None:
+    if (gpu := server.config.simulate.gpu) is not None:
+        speed = server.config.simulate.speed
+        out.print(
+            f"\n[bold white on red] SIMULATED [/] [bold red]nothing is generated[/]: steps take the time of a {gpu} at "
+            f"speed {speed:g}, and every file says SIMULATED. For planning and tests only.\n"
+        )
     names = ", ".join(m.id for m in server.config.models)
     out.print(f"[bold green]ready[/] {escape(names)} at [bold]{escape(server.url)}[/] after {server.start_s:.1f} s\n")
     out.print(greeting(server), markup=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from raydiance.serve.config import DenoiserConfig, VAEDecoderConfig
+from raydiance.serve.config import DenoiserConfig, TextEncoderConfig, VAEDecoderConfig
 from raydiance.serve.parallel_config import ParallelConfig
 
 
@@ -33,3 +33,8 @@ def decoder_placement(config: VAEDecoderConfig) -> dict[str, Any]:
         return options
     rank = {name: amount for name, amount in (("CPU", config.num_cpus), ("GPU", config.num_gpus)) if amount}
     return options | {"placement_group_bundles": [rank] * config.gpus, "placement_group_strategy": "STRICT_PACK"}
+
+
+def simulated_placement(config: TextEncoderConfig | DenoiserConfig | VAEDecoderConfig, ranks: int) -> dict[str, Any]:
+    """One process that stands for all ranks of a replica."""
+    return {"ray_actor_options": {"num_cpus": config.num_cpus, "num_gpus": config.num_gpus * ranks}}
