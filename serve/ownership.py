@@ -32,17 +32,18 @@ class Ownership:
         self._seen: dict[str, tuple[int, int]] = {}  # of a peer: its signs of life, and looks without a new one
 
     async def keep(self, lost: Callable[[], None]) -> None:
-        """Goes on until cancelled.
+        """Goes on until cancelled. Raises Conflict when it has a successor: then it is one too many.
 
         Args:
-            lost: called when a peer has taken this one for dead: its jobs are others' now. It goes on as a new owner.
+            lost: called when it was taken for dead: its jobs are others' now. Without a successor it goes on as a new
+                owner.
         """
         while True:
             try:
                 if not await asyncio.to_thread(self._jobs.beat, self.id):
                     log.warning("dispatcher %s was taken for dead; it lets go of its jobs", self.id)
                     lost()
-                    self.id = await asyncio.to_thread(self._jobs.register, self._model, self._slot)
+                    self.id = await asyncio.to_thread(self._jobs.register, self._model, self._slot, again=True)
                 for owner, beat in self._look(await asyncio.to_thread(self._jobs.peers, self._model)):
                     if await asyncio.to_thread(self._jobs.bury, owner, beat):
                         log.warning("dispatcher %s shows no sign of life; its jobs go on elsewhere", owner)

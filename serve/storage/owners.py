@@ -21,11 +21,17 @@ UNFINISHED = [s.value for s in JobState if not s.is_final]
 class Owners(Database):
     """An owner is one life of a dispatcher. Every method raises Unavailable when the database does not answer."""
 
-    def register(self, model: str, slot: int) -> str:
-        """A new owner in a slot of a model's dispatchers. The one that had it before loses its jobs."""
+    def register(self, model: str, slot: int, *, again: bool = False) -> str:
+        """A new owner in a slot of a model's dispatchers. The one that had it before loses its jobs.
+
+        Args:
+            again: for one that had the slot before. Raises Conflict where it has a successor.
+        """
         owner = f"{model}/{slot}/{uuid.uuid4().hex[:12]}"
         mine = DispatcherRow.model == model, DispatcherRow.slot == slot
         with self._writing() as session:
+            if again and session.scalar(select(DispatcherRow.id).where(*mine)) is not None:
+                raise Conflict(f"slot {slot} of the dispatchers of '{model}' is another's now", code=LOST_OWNERSHIP)
             session.execute(delete(DispatcherRow).where(*mine))
             session.add(DispatcherRow(id=owner, model=model, slot=slot, beat=0))
         return owner

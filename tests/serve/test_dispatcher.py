@@ -128,7 +128,8 @@ async def test_a_job_that_clean_stops_put_back_is_begun_however_often(build: Cal
 
 
 class Dying:
-    """A denoiser whose replica dies `deaths` times, each time after its third checkpoint, or at a step."""
+    """A denoiser whose replica dies `deaths` times, each time after its third checkpoint, or when it is to come
+    further than step `at`."""
 
     def __init__(self, denoiser: Denoiser, deaths: int, spoil: bool = False, at: int | None = None) -> None:
         self._denoiser = denoiser
@@ -153,13 +154,16 @@ class Dying:
                 kept += 1
                 if self._spoil:
                     event = Checkpointed(event.step, event.data[:-1])
+            if self._at is not None and isinstance(event, Stepped | Checkpointed) and event.step > self._at:
+                self._die(work)
             yield event
-            dies = (
-                kept == 3 if self._at is None else isinstance(event, Stepped | Checkpointed) and event.step >= self._at
-            )
-            if dies and self._deaths and not work.id.startswith("warm-up"):
-                self._deaths -= 1
-                raise RayActorError
+            if self._at is None and kept == 3:
+                self._die(work)
+
+    def _die(self, work: Any) -> None:
+        if self._deaths and not work.id.startswith("warm-up"):
+            self._deaths -= 1
+            raise RayActorError
 
 
 async def test_a_replica_that_dies_costs_the_steps_since_its_last_checkpoint(build: Callable[..., House]) -> None:
@@ -226,6 +230,8 @@ async def test_a_dispatcher_that_was_taken_for_dead_writes_nothing_more(build: C
     ended = await house.ended(job)
     assert (ended.state, ended.attempt, ended.owner) == (JobState.COMPLETED, 2, second._ownership.id)
     assert (await first.stats())["walking"] == 0
+    with pytest.raises(RuntimeError, match="another's now"):
+        first.check_health()
     assert (await events(second, job))[-1].type == "completed"
 
 

@@ -56,7 +56,7 @@ def test_requeue_counts_attempts_and_starts_progress_over(store: JobStore, make_
     store.start(job.id)
     store.set_progress(job.id, 60)
     requeued = store.requeue(job.id)
-    assert (requeued.state, requeued.progress, requeued.started_at) == (JobState.QUEUED, 0, None)
+    assert (requeued.state, requeued.progress, requeued.started_at) == (JobState.QUEUED, 60, None)
     assert store.start(job.id).attempt == 2
 
 
@@ -214,7 +214,7 @@ def test_processes_may_create_the_database_together(url: str, race: Race) -> Non
 def test_a_newer_schema_is_refused(store: JobStore, url: str) -> None:
     with create_engine(url).begin() as connection:
         connection.execute(text("UPDATE raydiance_schema SET version = 99"))
-    with pytest.raises(ConfigError, match=r"schema version 99.*knows version 2"):
+    with pytest.raises(ConfigError, match=r"schema version 99.*knows version 3"):
         JobStore(url)
 
 
