@@ -8,6 +8,10 @@ from raydiance.serve.engine.policies.base import meaning_of
 from raydiance.serve.storage.job import Job, JobState
 
 DENOISED_AT = 95
+LOSSES = {
+    "lost_replica": "the replica that had it died, and it went on from its last checkpoint",
+    "recomputed_step": "computed again after that",
+}
 AWAY = "its dispatcher is away, and takes it up when it is back"
 
 
@@ -57,7 +61,7 @@ def _again(job: Job, where: str) -> str:
 
 def _decision(name: str, count: float) -> dict[str, Any]:
     try:
-        meaning = meaning_of(name)
+        meaning = LOSSES[name] if name in LOSSES else meaning_of(name)
     except KeyError:  # of another release
         meaning = name.replace("_", " ")
     return {"decision": name, "meaning": meaning, "count": int(count)}

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-from ray.exceptions import ObjectLostError, RayActorError
+from ray.exceptions import ActorDiedError, ObjectLostError, RayActorError
 from ray.serve.exceptions import DeploymentUnavailableError, ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
 
@@ -59,16 +59,20 @@ async def denoising(
             yield event
 
     generate = denoiser.options(method_name="generate", stream=True)
+    chosen: str | None = None
     try:
         hints = {"last": last, "near": loads.home_of(group)}
         async with generate.choose_replica(**hints) as replica, _held(replica.replica_id, seconds):
-            loads.settle(group, replica.replica_id)
+            chosen = replica.replica_id
+            loads.settle(group, chosen)
             events = cast("Any", generate.dispatch(replica, work, embeddings, inputs))
             try:
-                yield Denoising(replica.replica_id, keeping(events))
+                yield Denoising(chosen, keeping(events))
             finally:
                 events.cancel()
     except LOST as e:
+        if chosen is not None and isinstance(e, ActorDiedError):
+            loads.lose(chosen)
         raise ReplicaLost(f"the replica that denoised {work.id} is lost: {e}", kept.step, kept.data or None) from e
 
 

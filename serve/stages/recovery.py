@@ -18,6 +18,8 @@ from raydiance.serve.strikes import ENCODE, MAX_REPLICAS, Strike, is_suspect, st
 log = logging.getLogger("ray.serve")
 RETRY_S = 0.1
 MAX_RETRY_S = 5.0
+LOST_REPLICA, RECOMPUTED = "lost_replica", "recomputed_step"
+"""What is counted of a job, see `why`."""
 NODE_DIED = "node has died"
 MAX_CALLS = 5
 """Losses in a row, of encoders, decoders or what they made, that a sample may be there for."""

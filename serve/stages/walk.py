@@ -36,7 +36,7 @@ from raydiance.serve.stages.messages import (
     Work,
     preview_steps,
 )
-from raydiance.serve.stages.recovery import Recovery
+from raydiance.serve.stages.recovery import LOST_REPLICA, RECOMPUTED, Recovery
 from raydiance.serve.stages.underway import Underway
 from raydiance.serve.storage.job import Artifact, Job, artifact_prefix
 from raydiance.serve.strikes import ENCODE
@@ -91,7 +91,7 @@ class Walk:
     Attributes:
         gpu_seconds: by stage, of all samples.
         busy_s: of each sample, its share of its steps.
-        decisions: how often samples were stepped, or waited in a replica, by reason.
+        decisions: how often samples were stepped, or waited in a replica, by reason; and what was lost under them.
     """
 
     def __init__(
@@ -149,6 +149,8 @@ class Walk:
                 return await self._decode(sample.index, sample.spec, latents)
             except (ReplicaLost, *LOST) as e:
                 log.warning("%s lost a replica; on from step %d: %s", place, sample.step, e)
+                self.decisions[LOST_REPLICA] += 1
+                self.decisions[RECOMPUTED] += max(sample.place - sample.step, 0)
                 await self._recovery.lost(sample.index, sample.place, sample.spec.num_inference_steps, e)
             except RayTaskError as e:
                 if sample.checkpoint is None or not isinstance(e.cause, CheckpointRefused):
