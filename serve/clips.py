@@ -11,8 +11,8 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from raydiance.serve.config import LimitsConfig
 from raydiance.serve.containers import Container, check_container, container_of
+from raydiance.serve.edge_config import LimitsConfig
 from raydiance.serve.errors import InvalidRequest, RaydianceError, TooLarge, UnsupportedMedia
 from raydiance.serve.request import Clip
 

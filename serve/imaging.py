@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from raydiance.serve.config import LimitsConfig
+from raydiance.serve.edge_config import LimitsConfig
 from raydiance.serve.errors import InvalidRequest, TooLarge, UnsupportedMedia
 from raydiance.serve.request import ImageFormat
 

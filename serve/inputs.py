@@ -9,8 +9,8 @@ import re
 from contextlib import suppress
 
 from raydiance.serve import clips, imaging, netguard
-from raydiance.serve.config import LimitsConfig, NetworkConfig
 from raydiance.serve.containers import container_of
+from raydiance.serve.edge_config import LimitsConfig, NetworkConfig
 from raydiance.serve.errors import InvalidRequest, NotFound, RaydianceError, TooLarge, Unavailable
 from raydiance.serve.request import GenerationRequest, ImageInput, Input, MaskInput, Source, TextInput, VideoInput
 from raydiance.serve.storage.artifacts import ArtifactStore

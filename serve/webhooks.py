@@ -12,7 +12,7 @@ import random
 import time
 
 from raydiance.serve import netguard
-from raydiance.serve.config import NetworkConfig, WebhookConfig, secret_key
+from raydiance.serve.edge_config import NetworkConfig, WebhookConfig, secret_key
 from raydiance.serve.errors import InvalidRequest, Unavailable
 from raydiance.serve.storage.jobs import JobStore
 from raydiance.serve.storage.outbox import Delivery

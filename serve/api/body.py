@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from raydiance.serve.api.multipart import MAX_FIELDS, Part, read_parts
 from raydiance.serve.complaints import shorten
-from raydiance.serve.config import LimitsConfig
+from raydiance.serve.edge_config import LimitsConfig
 from raydiance.serve.errors import InvalidRequest, UnsupportedMedia
 
 MAX_DEPTH = 32

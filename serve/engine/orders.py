@@ -105,6 +105,7 @@ class Outcome:
         checkpoint: the packed mutable half.
         result: the latents for the decoder, when it is done.
         is_paused: as was wished.
+        checkpoint_s: that the checkpoint took, in which nothing was stepped.
     """
 
     step_index: int
@@ -112,6 +113,7 @@ class Outcome:
     checkpoint: bytes | None = None
     result: torch.Tensor | None = None
     is_paused: bool = False
+    checkpoint_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

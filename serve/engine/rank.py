@@ -146,11 +146,15 @@ class Rank:
     def _outcome(self, trajectory: Trajectory, wish: Wish) -> Outcome:
         if trajectory.is_done:
             return Outcome(trajectory.step_index, result=self.engine.finish(trajectory).cpu())
+        preview = self.engine.preview(trajectory).cpu() if wish.preview else None
+        started = time.perf_counter()
+        checkpoint = pack(trajectory, with_fixed=False) if wish.checkpoint else None
         return Outcome(
             trajectory.step_index,
-            preview=self.engine.preview(trajectory).cpu() if wish.preview else None,
-            checkpoint=pack(trajectory, with_fixed=False) if wish.checkpoint else None,
+            preview=preview,
+            checkpoint=checkpoint,
             is_paused=wish.pause,
+            checkpoint_s=time.perf_counter() - started,
         )
 
 

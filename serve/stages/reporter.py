@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     import torch
 
 
+CHECKPOINT_SHARE = 0.01
+"""Of the time, that checkpoints take at most: one that takes long is made less often."""
+
+
 class Reporter:
     """Turns the updates of one trajectory into events, in the loop's thread: only what is due crosses to the other.
 
@@ -33,13 +37,15 @@ class Reporter:
         self._lease_s = work.lease_s
         self._previews = {step: i for i, step in enumerate(work.preview_steps)}
         self._event_loop = asyncio.get_running_loop()
+        self._checkpoint_s = 0.0
         self._started = self._told = self._saved = time.monotonic()
 
     def wish(self, step_index: int) -> Wish:
         """What is due after the step that ends there."""
         at = time.monotonic()
         is_over = self._lease_s is not None and at - self._started >= self._lease_s
-        saves = is_over or at - self._saved >= self._config.checkpoint_interval_s
+        interval_s = max(self._config.checkpoint_interval_s, self._checkpoint_s / CHECKPOINT_SHARE)
+        saves = is_over or at - self._saved >= interval_s
         return Wish(step_index in self._previews, saves, is_over)
 
     def __call__(self, update: Update) -> None:
@@ -67,7 +73,7 @@ class Reporter:
         if outcome.is_paused and outcome.checkpoint is not None:
             return [*due, Leased(outcome.step_index, outcome.checkpoint, spent)]
         if outcome.checkpoint is not None:
-            self._saved = at
+            self._saved, self._checkpoint_s = at, outcome.checkpoint_s
             due.append(Checkpointed(outcome.step_index, outcome.checkpoint))
         if at - self._told >= self._config.progress_interval_s:
             self._told = at

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from raydiance.serve import clips, media
-from raydiance.serve.config import LimitsConfig
+from raydiance.serve.edge_config import LimitsConfig
 from raydiance.serve.errors import InvalidRequest, RaydianceError, TooLarge, UnsupportedMedia
 
 LIMITS = LimitsConfig()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from PIL import Image, PngImagePlugin
 
 from raydiance.serve import imaging
-from raydiance.serve.config import LimitsConfig
+from raydiance.serve.edge_config import LimitsConfig
 from raydiance.serve.errors import InvalidRequest, RaydianceError, TooLarge, UnsupportedMedia
 
 LIMITS = LimitsConfig(max_image_bytes=1 << 20, max_image_pixels=1_000_000)

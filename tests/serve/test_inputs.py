@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from raydiance.serve import media, netguard
-from raydiance.serve.config import LimitsConfig, NetworkConfig
+from raydiance.serve.edge_config import LimitsConfig, NetworkConfig
 from raydiance.serve.errors import InvalidRequest, NotFound, TooLarge, UnsupportedMedia
 from raydiance.serve.inputs import store_inputs
 from raydiance.serve.request import Clip, GenerationRequest, VideoInput, given

@@ -13,7 +13,7 @@ import openai
 import pytest
 from sqlalchemy import create_engine, text
 
-from raydiance.serve.config import NetworkConfig, WebhookConfig, secret_key
+from raydiance.serve.edge_config import NetworkConfig, WebhookConfig, secret_key
 from raydiance.serve.errors import ConfigError
 from raydiance.serve.request import GenerationRequest
 from raydiance.serve.storage.job import Job, new_job_id, now

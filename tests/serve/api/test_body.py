@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from raydiance.serve.api.body import Body, read_body
-from raydiance.serve.config import LimitsConfig
+from raydiance.serve.edge_config import LimitsConfig
 from raydiance.serve.errors import InvalidRequest, TooLarge, UnsupportedMedia
 
 FAST = settings(max_examples=60, deadline=None)
