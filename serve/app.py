@@ -23,6 +23,7 @@ from raydiance.serve.engine import memory
 from raydiance.serve.errors import ConfigError
 from raydiance.serve.gateway import Gateway
 from raydiance.serve.layout_check import check_layout
+from raydiance.serve.stages.elastic import Elastic
 from raydiance.serve.stages.placement import decoder_placement, placement, simulated_placement
 
 log = logging.getLogger("ray.serve")
@@ -64,6 +65,8 @@ class Binder:
         self._encoders = shared(config.models, "encode", _device(config.text_encoder))
         self._decoders = shared(config.models, "decode", _device(config.vae_decoder))
         self._bound: dict[str, Any] = {}
+        denoisers = {model.id: model for model in config.models}
+        self._elastic = Elastic(config.autoscaling, self._encoders, denoisers, self._decoders)
 
     def model(self, model: ModelConfig, chores: bool) -> DeploymentHandle[Any]:
         """Its dispatcher, bound to its stages."""
@@ -165,7 +168,7 @@ class Binder:
             deployment = _deployment(
                 cls,
                 name=name,
-                num_replicas=num_replicas,
+                **(self._elastic.options(cls.__name__, model.id) or {"num_replicas": num_replicas}),
                 max_ongoing_requests=UNBOUNDED,
                 health_check_period_s=2,
                 graceful_shutdown_timeout_s=20,

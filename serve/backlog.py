@@ -59,10 +59,10 @@ class Backlog:
     """Belongs to one event loop.
 
     Args:
-        num_replicas: that take the work.
+        num_replicas: that take the work now; while there is none, nothing is let go. See `look`.
         lead_s: seconds of work that each is given ahead.
-        max_active: samples that all of them hold at most.
-        max_batch: samples of one kind that are let go together, for the sake of their batch.
+        max_active: samples that each holds at most.
+        max_batch: samples of one kind that are let go together to each, for the sake of their batch.
         patience_s: see `urgency`.
         clock: of Unix seconds.
     """
@@ -70,16 +70,17 @@ class Backlog:
     def __init__(
         self,
         *,
-        num_replicas: int,
+        num_replicas: Callable[[], int],
         lead_s: float,
         max_active: int,
         max_batch: int = 1,
         patience_s: float,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.max_active = max_active
-        self._max_batch = max_batch * num_replicas
-        self._ahead_s = lead_s * num_replicas
+        self._num_replicas = num_replicas
+        self._lead_s = lead_s
+        self._max_active = max_active
+        self._max_batch = max_batch
         self._patience_s = patience_s
         self._clock = clock
         self._waiting: dict[tuple[str, int], _Waiting] = {}
@@ -92,6 +93,10 @@ class Backlog:
     @property
     def active(self) -> list[Sample]:
         return list(self._active.values())
+
+    def look(self) -> None:
+        """Lets go what fits, after replicas have come or gone."""
+        self._let_go()
 
     @asynccontextmanager
     async def turn(self, sample: Sample) -> AsyncIterator[None]:
@@ -119,7 +124,8 @@ class Backlog:
         ahead = [*(each.sample for each in ordered[:place]), *self._active.values()]
         first = ordered[place].sample
         before = f"{place} more urgent wait before it" if place else "it is the next"
-        busy = f"denoisers hold {len(self._active)} with {_total(self._active.values()):.1f} s of work"
+        held = f"{len(self._active)} with {_total(self._active.values()):.1f} s of work"
+        busy = f"{self._num_replicas()} denoisers hold {held}"
         deadline = "none" if math.isinf(first.terms.deadline) else f"in {first.terms.deadline - now:.1f} s"
         return f"{before}; {busy}; {_total(ahead):.1f} s are ahead of it; tier {first.terms.tier}, deadline {deadline}"
 
@@ -127,25 +133,25 @@ class Backlog:
         return sorted(self._waiting.values(), key=lambda each: urgency(each.sample, now, self._patience_s))
 
     def _let_go(self) -> None:
-        now = self._clock()
+        now, num_replicas = self._clock(), self._num_replicas()
         for waiting in self._ordered(now):
             if waiting.turn.done():
                 continue
-            if not self._has_room(waiting.sample, now):
+            if not self._has_room(waiting.sample, num_replicas, now):
                 return
             del self._waiting[waiting.sample.key]
             self._active[waiting.sample.key] = waiting.sample
             waiting.turn.set_result(None)
 
-    def _has_room(self, sample: Sample, now: float) -> bool:
-        if len(self._active) >= self.max_active:
+    def _has_room(self, sample: Sample, num_replicas: int, now: float) -> bool:
+        if len(self._active) >= self._max_active * num_replicas:
             return False
         alike = sum(each.kind == sample.kind for each in self._active.values())
-        if sample.kind is not None and 0 < alike < self._max_batch:
+        if sample.kind is not None and 0 < alike < self._max_batch * num_replicas:
             return True
         own = urgency(sample, now, self._patience_s)
         before = [each for each in self._active.values() if urgency(each, now, self._patience_s) < own]
-        return _total(before) < self._ahead_s
+        return _total(before) < self._lead_s * num_replicas
 
 
 def _total(samples: Iterable[Sample]) -> float:

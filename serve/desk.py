@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from raydiance.models.spec import Spec
-from raydiance.serve.admission import Due, judge
-from raydiance.serve.backlog import Backlog, Sample
+from raydiance.serve.admission import Due, Supply, judge
+from raydiance.serve.backlog import Sample
+from raydiance.serve.engine.price import Price
 from raydiance.serve.engine.terms import Terms
 from raydiance.serve.pricer import Pricer, Quote, target
 from raydiance.serve.request import GenerationRequest
@@ -21,21 +22,60 @@ PROMISED_S = 60.0
 
 @dataclass(slots=True)
 class _Entry:
-    """What a job still takes of denoisers. Args: until: when it is forgotten; None once its job is here."""
+    """What a job still takes of denoisers.
 
+    Args:
+        whole: its samples as they came; samples: as they are.
+        until: when it is forgotten; None once its job is here.
+    """
+
+    whole: list[Sample]
     samples: list[Sample]
+    prices: list[Price]
     until: float | None
 
 
-class Desk:
-    """Belongs to one event loop. Before `open` everything is let in, at no price."""
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A sample that was let in. Args: price: of its whole; is_here: its job has come; is_begun: it has been stepped."""
 
-    def __init__(self, config: SchedulingConfig, backlog: Backlog, num_replicas: int) -> None:
+    sample: Sample
+    price: Price
+    is_here: bool
+    is_begun: bool
+
+
+@dataclass(slots=True)
+class Come:
+    """Seconds of a replica of each stage that have ever come."""
+
+    text_encoder: float = 0.0
+    denoiser: float = 0.0
+    vae_decoder: float = 0.0
+
+    def add(self, sample: Sample, price: Price) -> None:
+        self.text_encoder += price.text_s
+        self.denoiser += sample.seconds
+        self.vae_decoder += price.inputs_s + price.decode_s + price.file_s
+
+
+class Desk:
+    """Belongs to one event loop. Before `open` everything is let in, at no price.
+
+    Args:
+        supply: of denoisers.
+
+    Attributes:
+        come: what jobs take that were accepted since, each counted once: of all stages, in seconds.
+    """
+
+    def __init__(self, config: SchedulingConfig, supply: Callable[[], Supply]) -> None:
         self._config = config
-        self._backlog = backlog
-        self._capacity = float(num_replicas)
+        self._supply = supply
         self._pricer: Pricer | None = None
         self._entries: dict[str, _Entry] = {}
+        self._since = time.time()
+        self.come = Come()
 
     def open(self, pricer: Pricer) -> None:
         """From now on what requests take is known."""
@@ -59,7 +99,7 @@ class Desk:
         goal = target(request, now, alone_s, self._config)
         own = Due(goal.due, sum(self._pricer.denoise_s(spec) for spec in specs))
         around_s = max(price.total_s - price.denoise_s for price in prices)
-        verdict = judge(now, due := self._due(), own, around_s, self._capacity)
+        verdict = judge(now, due := self._due(), own, around_s, self._supply())
         gpu_seconds = sum(self._pricer.gpu_seconds(spec) for spec in specs)
         wait_s = verdict.retry_after_s if self._config.admission and due else 0.0
         return Quote(goal, alone_s, gpu_seconds, verdict.starts_in_s, verdict.finish, wait_s)
@@ -68,7 +108,8 @@ class Desk:
         """The same; what is let in counts from now on."""
         quote = self.quote(request, specs)
         if quote.is_admitted:
-            self._entries[job_id] = _Entry(self._samples(job_id, quote, specs, time.time()), time.time() + PROMISED_S)
+            samples, prices = self._samples(job_id, quote, specs, time.time())
+            self._entries[job_id] = _Entry(samples, [*samples], prices, time.time() + PROMISED_S)
         return quote
 
     def enter(self, job: Job, weight: float = 1.0) -> list[Sample]:
@@ -79,9 +120,18 @@ class Desk:
         """
         specs = [Spec.from_dict(values) for values in job.specs]
         quote = self.quote(job.request, specs, job.created_at)
-        samples = self._samples(job.id, quote, specs, job.created_at, job.tenant, weight)
-        self._entries[job.id] = _Entry(samples, None)
+        samples, prices = self._samples(job.id, quote, specs, job.created_at, job.tenant, weight)
+        if job.created_at >= self._since and job.attempt == 0:
+            for sample, price in zip(samples, prices, strict=False):
+                self.come.add(sample, price)
+        self._entries[job.id] = _Entry(samples, [*samples], prices, None)
         return samples
+
+    def expected(self) -> Iterator[Expected]:
+        """All samples that have not ended, at their prices; those without one are left out."""
+        for entry in self._entries.values():
+            for whole, sample, price in zip(entry.whole, entry.samples, entry.prices, strict=False):
+                yield Expected(sample, price, entry.until is None, sample.seconds < whole.seconds)
 
     def left(self, sample: Sample, seconds: float) -> Sample:
         """How much of a sample remains; it counts for so much from now on."""
@@ -96,16 +146,16 @@ class Desk:
 
     def _samples(
         self, job_id: str, quote: Quote, specs: Sequence[Spec], since: float, tenant: str = "", weight: float = 1.0
-    ) -> list[Sample]:
-        """Denoising has to end before a sample is due, by what comes after it."""
+    ) -> tuple[list[Sample], list[Price]]:
+        """Denoising has to end before a sample is due, by what comes after it. Before `open` there are no prices."""
         if self._pricer is None:
             terms = Terms(quote.target.due, quote.target.tier, tenant, weight)
-            return [Sample(job_id, i, terms, 0.0, since, _kind(spec)) for i, spec in enumerate(specs)]
-        samples = []
-        for i, (spec, price) in enumerate(zip(specs, self._pricer.alone(specs), strict=True)):
+            return [Sample(job_id, i, terms, 0.0, since, _kind(spec)) for i, spec in enumerate(specs)], []
+        samples, prices = [], self._pricer.alone(specs)
+        for i, (spec, price) in enumerate(zip(specs, prices, strict=True)):
             terms = Terms(quote.target.due - price.decode_s - price.file_s, quote.target.tier, tenant, weight)
             samples.append(Sample(job_id, i, terms, self._pricer.denoise_s(spec), since, _kind(spec)))
-        return samples
+        return samples, prices
 
     def _due(self) -> list[Due]:
         return [Due(s.terms.deadline, s.seconds) for entry in self._entries.values() for s in entry.samples]

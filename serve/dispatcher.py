@@ -35,7 +35,9 @@ from raydiance.serve.feed import Feed
 from raydiance.serve.job_life import JobLife, Stores
 from raydiance.serve.ownership import Ownership
 from raydiance.serve.pricer import Pricer, Quote
+from raydiance.serve.replicas import Replicas
 from raydiance.serve.request import GenerationRequest
+from raydiance.serve.signals import Publisher
 from raydiance.serve.stages import warm_up
 from raydiance.serve.stages.quarantine import Quarantine
 from raydiance.serve.stages.walk import Stages
@@ -76,20 +78,26 @@ class Dispatcher:
         self._claiming: set[str] = set()
         self._profile = _profile(config, model)
         self._reasons: dict[str, str] = {}  # why a job has to be started again
-        num_replicas, scheduling = config.denoiser.num_replicas, config.scheduling
+        scheduling = config.scheduling
+        self._replicas = Replicas(config, self._stages.denoiser)
         self._backlog = Backlog(
-            num_replicas=num_replicas,
+            num_replicas=self._replicas.count,
             lead_s=scheduling.lead_s,
-            max_active=config.denoiser.max_active * num_replicas,
+            max_active=config.denoiser.max_active,
             max_batch=config.denoiser.max_batch_size,
             patience_s=scheduling.patience_s,
         )
-        self._desk = Desk(scheduling, self._backlog, num_replicas)
+        self._desk = Desk(scheduling, self._replicas.supply)
+        self._replicas.watch(self._backlog.look)
         self._warm: asyncio.Future[ModelCard] = asyncio.get_running_loop().create_future()
         self._background = [
             asyncio.ensure_future(self._start()),
             asyncio.ensure_future(self._ownership.keep(lost=self._let_go)),
         ]
+        if config.autoscaling.is_on:
+            denoiser = self._stages.denoiser.deployment_name
+            publisher = Publisher(model.id, denoiser, self._desk, self._backlog, self._replicas)
+            self._background.append(asyncio.ensure_future(publisher.run()))
         if chores:
             chore = Chores(config, self._jobs, self._artifacts)
             self._background.append(asyncio.ensure_future(chore.run()))
@@ -98,6 +106,7 @@ class Dispatcher:
         """Warms the stages up, then looks again and again for jobs that nobody walks."""
         while not self._warm.done():
             try:
+                await self._replicas.some()
                 card = ModelCard.from_dict(await self._stages.card())
                 samples = await warm_up.measured(self._stages, card, prefix := f"warm-up/{self._model.id}")
                 await self._artifacts.delete_prefix(prefix)

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from raydiance.serve import preflight, session
+from raydiance.serve.autoscaling_config import STAGES
 from raydiance.serve.config import Config
 from raydiance.serve.errors import ConfigError, RaydianceError, Unavailable
 
@@ -241,11 +242,12 @@ def _close_database(url: str) -> None:
 
 def _num_cpus(config: Config) -> int:
     """Logical CPUs, at least the machine's, so that every replica is placed however small the machine."""
-    stages = (config.text_encoder, config.denoiser, config.vae_decoder)
-    asked = len(config.models) * sum(s.num_replicas * s.num_cpus for s in stages)
+    asked: float = len(config.models) * sum(
+        config.most_replicas(name) * getattr(config, name).num_cpus for name in STAGES
+    )
     vae = config.vae_decoder
-    asked += len(config.models) * vae.num_replicas * vae.num_cpus * (vae.gpus - 1)
-    asked += config.denoiser.num_replicas * sum(p.num_cpus * p.gpus for p in map(config.parallel_of, config.models))
+    asked += len(config.models) * config.most_replicas("vae_decoder") * vae.num_cpus * (vae.gpus - 1)
+    asked += config.most_replicas("denoiser") * sum(p.num_cpus * p.gpus for p in map(config.parallel_of, config.models))
     return max(os.cpu_count() or 1, math.ceil(asked + OVERHEAD_CPUS))
 
 

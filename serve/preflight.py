@@ -9,6 +9,7 @@ from pathlib import Path
 
 from raydiance.models import registry, resolve
 from raydiance.models.spec import FieldError
+from raydiance.serve.autoscaling_config import STAGES
 from raydiance.serve.config import Config, ModelConfig
 from raydiance.serve.errors import ConfigError
 from raydiance.serve.layout_check import check_layout
@@ -71,6 +72,8 @@ def check_gpus(config: Config, found: int) -> None:
         found: GPUs of the machine.
     """
     asked, options = asked_gpus(config)
+    scaled = [(name, config.autoscaling.of(name).max_replicas) for name in STAGES]
+    options += [f"autoscaling.{name}.max_replicas={most}" for name, most in scaled if most is not None]
     if asked > found:
         wanted = ", ".join(dict.fromkeys(options))
         hint = "; to try it on CPUs: parallel.device=cpu" if "parallel.gpus" in wanted else ""
@@ -79,15 +82,15 @@ def check_gpus(config: Config, found: int) -> None:
 
 def asked_gpus(config: Config) -> tuple[float, list[str]]:
     """Of all replicas, and the options that ask for them."""
-    stages = {name: getattr(config, name) for name in ("text_encoder", "denoiser", "vae_decoder")}
-    asked = len(config.models) * sum(s.num_replicas * s.num_gpus for s in stages.values())
+    stages = {name: getattr(config, name) for name in STAGES}
+    asked = len(config.models) * sum(config.most_replicas(name) * s.num_gpus for name, s in stages.items())
     options = [f"{name}.num_gpus={s.num_gpus:g}" for name, s in stages.items() if s.num_gpus]
     if (vae := config.vae_decoder).gpus > 1 and vae.num_gpus:
-        asked += len(config.models) * vae.num_replicas * vae.num_gpus * (vae.gpus - 1)
+        asked += len(config.models) * config.most_replicas("vae_decoder") * vae.num_gpus * (vae.gpus - 1)
         options.append(f"vae_decoder.gpus={vae.gpus}")
     for parallel in map(config.parallel_of, config.models):
         if parallel.gpus > 1:
             each = parallel.gpus * (config.denoiser.num_gpus or (parallel.device != "cpu"))
-            asked += config.denoiser.num_replicas * (each - config.denoiser.num_gpus)
+            asked += config.most_replicas("denoiser") * (each - config.denoiser.num_gpus)
             options.append(f"parallel.gpus={parallel.gpus}")
     return asked, options

@@ -1,4 +1,4 @@
-"""What this process has given to each replica and not had back: seconds of work, by the replica's id.
+"""Which replicas there are, and what this process has given to each and not had back: seconds of work, by its id.
 
 A router's class is sent to where it routes as a value, and its module's globals are copies there: what it shares with
 the dispatcher in the same process is here, and imported when it is needed.
@@ -7,7 +7,7 @@ the dispatcher in the same process is here, and imported when it is needed.
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 MOVE_S = 1.0
@@ -17,6 +17,33 @@ Group = tuple[str, str]
 """Of which tenant, and its id."""
 _seconds: defaultdict[str, float] = defaultdict(float)
 _homes: OrderedDict[Group, str] = OrderedDict()
+_live: frozenset[str] | None = None
+_lost: set[str] = set()
+_watchers: list[Callable[[], None]] = []
+
+
+def set_live(replica_ids: Iterable[str]) -> None:
+    """The replicas that take work now, one that drains not among them. Called in the router's thread."""
+    global _live
+    _live = frozenset(replica_ids)
+    _lost.intersection_update(_live)
+    for changed in _watchers:
+        changed()
+
+
+def live() -> frozenset[str] | None:
+    """None before a router has told: there may be none, as in tests without Ray."""
+    return _live
+
+
+def watch(changed: Callable[[], None]) -> None:
+    """Has it called whenever replicas come or go, in the router's thread."""
+    _watchers.append(changed)
+
+
+def lose(replica_id: str) -> None:
+    """It has died: nothing more goes to it, though it has the least to do, and its router does not know yet."""
+    _lost.add(replica_id)
 
 
 @contextmanager
@@ -50,6 +77,7 @@ def settle(group: Group | None, replica_id: str) -> None:
 
 
 def in_order(replica_ids: list[str], last: str | None, near: str | None = None) -> list[str]:
-    """The one with the least to do first; `last`, where the state was, has a lead of `MOVE_S`; of those with as much to
-    do, `near`, where its group is, comes first."""
-    return sorted(replica_ids, key=lambda each: (of(each) - (MOVE_S if each == last else 0.0), each != near, each))
+    """Of those that live, the one with the least to do first; `last`, where the state was, has a lead of `MOVE_S`; of
+    those with as much to do, `near`, where its group is, comes first."""
+    living = [each for each in replica_ids if each not in _lost]
+    return sorted(living, key=lambda each: (of(each) - (MOVE_S if each == last else 0.0), each != near, each))

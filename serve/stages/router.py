@@ -9,6 +9,12 @@ class WorkRouter(FIFOMixin, RequestRouter):
     """Called with `last=ID` of the replica that has the state, it goes there unless another has much less to do; with
     `near=ID` of the one that had its group, where that has no more to do than others."""
 
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        from raydiance.serve.stages import loads
+
+        super().update_replicas(replicas)
+        loads.set_live(replica.replica_id.unique_id for replica in replicas)
+
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:

@@ -30,7 +30,8 @@ def sample(
 
 def backlog(clock: Clock | None = None, **changed: float) -> Backlog:
     values = {"num_replicas": 1, "lead_s": 2.0, "max_active": 10, "patience_s": 60.0} | changed
-    return Backlog(clock=clock or Clock(), **values)  # type: ignore[arg-type]
+    replicas = values.pop("num_replicas")
+    return Backlog(clock=clock or Clock(), num_replicas=lambda: int(replicas), **values)  # type: ignore[arg-type]
 
 
 class Crowd:
@@ -147,6 +148,24 @@ async def test_one_that_is_here_already_is_refused_and_why_says_what_it_waits_fo
     assert "it is the next" in why
     assert "tier batch, deadline in 90.0 s" in why
     assert crowd.backlog.why("a") is None
+    await crowd.end()
+
+
+async def test_nothing_goes_while_there_is_no_replica_and_what_fits_when_there_are() -> None:
+    num_replicas = 0
+    crowd = Crowd(Backlog(num_replicas=lambda: num_replicas, lead_s=2.0, max_active=3, patience_s=60.0, clock=Clock()))
+    assert await crowd.come(*[sample(name) for name in "abcdefgh"]) == []
+    num_replicas = 1
+    crowd.backlog.look()
+    assert await crowd.settled() == ["a", "b"]
+    num_replicas = 2
+    crowd.backlog.look()
+    assert await crowd.settled() == ["a", "b", "c", "d"]
+    num_replicas = 0
+    assert await crowd.leave("a") == ["b", "c", "d"]
+    assert "0 denoisers hold 3" in (crowd.backlog.why("e") or "")
+    num_replicas = 9
+    crowd.backlog.look()
     await crowd.end()
 
 

@@ -24,6 +24,7 @@ from raydiance.models.card import Defaults, ModelCard
 from raydiance.models.spec import Spec
 from raydiance.serve import imaging, media
 from raydiance.serve.api import create_app
+from raydiance.serve.admission import Supply
 from raydiance.serve.backlog import Backlog
 from raydiance.serve.config import Config
 from raydiance.serve.desk import Desk
@@ -69,9 +70,9 @@ class DispatcherDouble:
     def __init__(self, jobs: JobStore, artifacts: ArtifactStore, scheduling: SchedulingConfig) -> None:
         self.card_: ModelCard | None = CARD
         self.backlog = Backlog(
-            num_replicas=1, lead_s=scheduling.lead_s, max_active=1000, patience_s=scheduling.patience_s
+            num_replicas=lambda: 1, lead_s=scheduling.lead_s, max_active=1000, patience_s=scheduling.patience_s
         )
-        self.desk = Desk(scheduling, self.backlog, 1)
+        self.desk = Desk(scheduling, lambda: Supply(1, 1))
         self.walks: dict[str, asyncio.Task[None]] = {}
         self.feeds: dict[str, Feed] = {}
         self._jobs = jobs
