@@ -1,233 +1,235 @@
 """How many requests are done in time, under bursts of agents? Ours beside a plain Ray Serve deployment of diffusers.
 
-    python load_tests/bench_goodput.py [--quick] [--json FILE] [--seconds 60] [--loads 0.7 1.0 1.5]
+    python load_tests/bench_goodput.py [--quick] [--json FILE] [--arms plain ours fifo sjf] [--loads 0.7 1.0 1.5]
+        [--minutes 1.5] [--rounds 2] [--results FOLDER]
 
 Open loop: images and videos arrive in bursts that were drawn beforehand, at a load relative to what the plain
-deployment saturates at, whatever becomes of earlier ones. A request is in time where it is done within 1.5 times (and 3
-times) what it takes the plain deployment alone, from when it was due. Arms take the same trace one after the other, on
-the same cores; the plain one goes on standing by. Nothing is reported unless ours makes the frames of diffusers.
+deployment saturates at with its best replicas and threads, whatever becomes of earlier ones. A request is in time where
+it is done within 1.5 times (and 3 times) what its size takes the plain deployment alone, from when it was due; what is
+refused or fails is not. In every round each arm is started, takes all loads and is stopped, one after the other, on the
+same cores. Nothing is reported unless ours makes the pixels of diffusers. What is in the folder of `--results` is not
+measured again: a run that was cut short goes on, and arms, loads and rounds can be measured one by one.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import contextlib
-import statistics
 import sys
-import time
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from random import Random
+from pathlib import Path
+from typing import Any
 
-import httpx
-from bench_serving_tax import differs
 from goodput_arms import Arm, ours, plain
+from goodput_mix import MIX, balanced, kinds, mean_s, quick_mix, trace_of
+from goodput_run import closed_loop, files, isolated, problem_of, replay
+from goodput_tally import HEADING, Book, Tally, merged, metrics
 from report import metric, parser, publish
-from traces import Arrival, Ask, Mix, agents
+from traces import Arrival, Mix
 
-from raydiance.serve import imaging
-
-MIX = Mix(
-    images=(Ask("32x32", 16, 3), Ask("64x64", 12, 1)),
-    videos=(Ask("32x32x9", 20, 2), Ask("64x64x9", 20, 1)),
-    video_share=0.25,
-    batch_share=0.1,
-    round_s=1.0,
-)
-TIGHT, LOOSE = 1.5, 3.0
-SEED = 4
+ARMS = ("plain", "ours", "fifo", "sjf")
+POLICIES = {"ours": "slack", "fifo": "fifo", "sjf": "sjf"}
+WAYS = ((2, 1), (1, 2))
+"""Replicas and threads that the plain deployment is tried with."""
 CLIENTS = (1, 2, 4, 8, 16)
-TIMEOUT_S = 600.0
-POLICIES = ("fifo", "sjf", "slack")
+SATURATING = 4
+SMALL = 8
 UNORDERED = {"scheduling.admission": False, "scheduling.lead_s": 1e6, "scheduling.lease_s": 1e6}
 """For the policies that ours is compared with: everything is handed to the replica at once, and they alone decide."""
 
 
 @dataclass(frozen=True)
-class Served:
-    """Args: seconds: from when it was due; status: as an `Answer` has it."""
+class Bench:
+    """Args: folder: of the book, and of what the plain deployment made."""
 
-    arrival: Arrival
-    status: str
+    mix: Mix
     seconds: float
+    rounds: int
+    loads: Sequence[float]
+    arms: Sequence[str]
+    has_concurrency: bool
+    repeats: int
+    folder: Path
+    book: Book
 
+    def run(self, is_quick: bool) -> str | None:
+        """What is wrong with the pixels; None where nothing is."""
+        if "way" not in self.book:
+            self._quick_way() if is_quick else self._best_way()
+        for round_ in range(self.rounds):
+            for arm in self.arms:
+                if (problem := self._arm(arm, round_)) is not None:
+                    return problem
+        return None
 
-@dataclass(frozen=True)
-class Tally:
-    """Of one arm at one load."""
+    def _quick_way(self) -> None:
+        self.book.put("way", [*WAYS[0], 0.0])
 
-    arm: str
-    load: float
-    served: Sequence[Served]
-    alone: dict[str, float]
-
-    def in_time(self, scale: float) -> int:
-        return sum(s.status == "done" and s.seconds <= scale * self.alone[s.arrival.size] for s in self.wanted)
+    def _best_way(self) -> None:
+        """Replicas and threads with the most requests a second."""
+        found = []
+        for replicas, threads in WAYS:
+            with plain(replicas, threads) as arm:
+                _of(closed_loop(arm, kinds(self.mix), 2))  # warm
+                rate, _ = _of(closed_loop(arm, balanced(self.mix, 24), SATURATING))
+            found.append((rate, replicas, threads))
+            say(f"plain, {replicas} replicas of {threads} threads: {rate:.2f} requests/s at saturation")
+        rate, replicas, threads = max(found)
+        self.book.put("way", [replicas, threads, rate])
 
     @property
-    def wanted(self) -> list[Served]:
-        """Those with a deadline."""
-        return [s for s in self.served if s.arrival.tier != "batch"]
+    def rate(self) -> float:
+        """Requests a second at saturation; in a quick run what follows from what they take alone."""
+        replicas, _, rate = self.book["way"]
+        return float(rate or replicas / mean_s(self.mix, self.book["alone/plain"]))
 
-    def line(self) -> str:
-        done = sorted(s.seconds for s in self.wanted if s.status == "done")
-        batch = [s.seconds for s in self.served if s.arrival.tier == "batch" and s.status == "done"]
-        p50, p95 = (done[min(int(q * len(done)), len(done) - 1)] if done else 0.0 for q in (0.5, 0.95))
-        refused, num = sum(s.status == "refused" for s in self.served), len(self.wanted)
-        failed = sum(s.status == "failed" for s in self.served)
-        shares = [f"{100 * self.in_time(scale) / num:7.1f}%" for scale in (TIGHT, LOOSE)]
-        cells = (
-            f"{num:5} {' '.join(shares)} {refused:8} {failed:6} {p50:7.2f} {p95:7.2f} {max(batch, default=0.0):10.1f}"
-        )
-        return f"{self.load:4.1f}  {self.arm:34} {cells}"
+    def _arm(self, name: str, round_: int) -> str | None:
+        cells = [load for load in self.loads if self._cell(name, load, round_) not in self.book]
+        more = [job for key, job in self._once(name) if key not in self.book]
+        if not cells and not more:
+            return None
+        with self._started(name) as arm:
+            for job in more:
+                if (problem := job(arm)) is not None:
+                    return problem
+            for load in cells:
+                alone = self.book["alone/plain"]
+                trace = trace_of(self.mix, self.seconds, load, self.rate, alone, round_)
+                self.book.put_served(self._cell(name, load, round_), _of(replay(arm, trace, alone)))
+                say(HEADING + "\n" + self._tally(name, load, round_).line())
+        return None
 
+    def _cell(self, arm: str, load: float, round_: int) -> str:
+        return f"{arm} at {load:g}, {self.seconds:g} s, round {round_}"
 
-async def replay(arm: Arm, trace: Sequence[Arrival], alone: dict[str, float]) -> list[Served]:
-    began = time.monotonic()
-    found: list[Served] = []
+    def _tally(self, arm: str, load: float, round_: int) -> Tally:
+        return Tally(arm, load, self.book.served(self._cell(arm, load, round_)), self.book["alone/plain"])
 
-    async def one(i: int, arrival: Arrival, client: httpx.AsyncClient) -> None:
-        await asyncio.sleep(max(began + arrival.at_s - time.monotonic(), 0.0))
-        slo_s = None if arrival.tier == "batch" else TIGHT * alone[arrival.size]
-        answer = await arm.ask(client, arrival, i, slo_s)
-        found.append(Served(arrival, answer.status, time.monotonic() - began - arrival.at_s))
+    def _started(self, name: str) -> AbstractContextManager[Arm]:
+        replicas, threads, _ = self.book["way"]
+        if name == "plain":
+            return plain(replicas, threads)
+        same = {"denoiser.num_replicas": replicas, "denoiser.num_threads": threads}
+        return ours(POLICIES[name], same | ({} if name == "ours" else UNORDERED))
 
-    async with _client() as client:
-        await asyncio.gather(*[one(i, arrival, client) for i, arrival in enumerate(trace)])
-    return found
+    def _once(self, name: str) -> Iterator[tuple[str, Callable[[Arm], str | None]]]:
+        """What an arm does before its first trace, and the name of what comes of it."""
+        yield f"alone/{name}", self._alone
+        if name in ("plain", "ours") and self.has_concurrency:
+            yield f"clients/{name}", self._clients
+        if name == "ours":
+            yield "batched", self._batched
 
+    def _alone(self, arm: Arm) -> str | None:
+        """First, on an idle system; with the check of what is made."""
+        these = kinds(self.mix)
+        made = _of(files(arm, these))
+        for one in these:
+            place = self.folder / f"{one.size}.of-plain"
+            if arm.name == "plain":
+                place.write_bytes(made[one.size])
+        if arm.name != "plain":
+            theirs = {one.size: (self.folder / f"{one.size}.of-plain").read_bytes() for one in these}
+            if (problem := problem_of(these, made, theirs)) is not None:
+                return problem
+        found = _of(isolated(arm, these, self.repeats))
+        self.book.put(f"alone/{arm.name}", found)
+        say(f"alone, {arm.name} takes " + ", ".join(f"{size}: {s:.2f} s" for size, s in found.items()))
+        return None
 
-async def isolated(arm: Arm, repeats: int) -> dict[str, float]:
-    """Median seconds of each size, alone."""
-    async with _client() as client:
-        found = {}
-        for arrival in kinds():
-            times = []
-            for i in range(repeats + 1):
-                began = time.monotonic()
-                if (status := (await arm.ask(client, arrival, i, None)).status) != "done":
-                    raise RuntimeError(f"{arm.name}: {arrival.size} alone is {status}")
-                times.append(time.monotonic() - began)
-            found[arrival.size] = statistics.median(times[1:])
+    def _clients(self, arm: Arm) -> None:
+        found = [[num, *_of(closed_loop(arm, balanced(self.mix, max(6, 2 * num)), num))] for num in CLIENTS]
+        self.book.put(f"clients/{arm.name}", found)
+
+    def _batched(self, arm: Arm) -> None:
+        """Small images a second, one by one and all at once."""
+        small: list[Arrival] = [kinds(self.mix)[0]] * SMALL
+        self.book.put("batched", [_of(closed_loop(arm, small, num))[0] for num in (1, SMALL)])
+
+    def tallies(self) -> list[Tally]:
+        """Of what was asked for, as far as it was measured."""
+        return [
+            self._tally(arm, load, round_)
+            for arm in self.arms
+            for load in self.loads
+            for round_ in range(self.rounds)
+            if self._cell(arm, load, round_) in self.book
+        ]
+
+    def report(self) -> dict[str, dict[str, Any]]:
+        replicas, threads, _ = self.book["way"]
+        for arm in ARMS:
+            if f"alone/{arm}" in self.book:
+                sizes = ", ".join(f"{size} {s:.2f} s" for size, s in self.book[f"alone/{arm}"].items())
+                print(f"alone, {arm:6} {sizes}")
+        print(f"load 1.0 is {self.rate:.2f} requests/s, of {replicas} replicas of {threads} threads each")
+        print(f"{self.rounds} rounds of {self.seconds:g} s at each load\n{HEADING}")
+        for tally in merged(self.tallies()):
+            print(tally.line())
+        for arm in ("plain", "ours"):
+            if f"clients/{arm}" in self.book:
+                cells = [f"{num}: {rate:.2f}/s {median:.2f} s" for num, rate, median in self.book[f"clients/{arm}"]]
+                print(f"clients, requests/s and median latency, {arm:6} {'; '.join(cells)}")
+        found = metrics(self.tallies())
+        if "batched" in self.book:
+            single, batched = self.book["batched"]
+            print(f"{SMALL} small images: {single:.2f}/s one by one, {batched:.2f}/s at once")
+            found["small_images_at_once"] = metric(batched / single, "x", "-")
         return found
 
 
-async def closed_loop(arm: Arm, clients: int, seconds: float) -> tuple[float, float]:
-    """Requests a second, and the median latency, of so many clients that each ask again when they are answered."""
-    end, rng = time.monotonic() + seconds, Random(SEED)  # noqa: S311
-    times: list[float] = []
-    asked = [MIX.arrival(rng, 0.0, "s", "t", batch=False) for _ in range(1000)]
-
-    async def one(client: httpx.AsyncClient) -> None:
-        while time.monotonic() < end:
-            arrival, began = asked[len(times) % len(asked)], time.monotonic()
-            await arm.ask(client, arrival, len(times), None)
-            times.append(time.monotonic() - began)
-
-    began = time.monotonic()
-    async with _client() as client:
-        await asyncio.gather(*[one(client) for _ in range(clients)])
-    return len(times) / (time.monotonic() - began), statistics.median(times)
+def _of(work: Any) -> Any:
+    return asyncio.run(work)
 
 
-async def check(ours_: Arm, theirs: Arm) -> str | None:
-    """What is wrong with the frames; None where nothing is."""
-    async with _client() as client:
-        for arrival in kinds():
-            mine, peers = [(await arm.ask(client, arrival, 7, None)).data for arm in (ours_, theirs)]
-            if arrival.kind == "video":
-                problem = differs(mine, peers)
-            else:
-                a, b = (imaging.open_stored(data).tobytes() for data in (mine, peers))
-                off = max(abs(x - y) for x, y in zip(a, b, strict=True))
-                problem = None if off <= 1 else f"pictures of {arrival.size} are {off} levels apart"
-            if problem is not None:
-                return problem
-    return None
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
-def kinds() -> list[Arrival]:
-    """One of each size."""
-    return [
-        Arrival(0.0, "s", "t", "standard", kind, ask.size, ask.steps, 1, 1.0)  # type: ignore[arg-type]
-        for kind, asks in (("image", MIX.images), ("video", MIX.videos))
-        for ask in asks
-    ]
+@contextmanager
+def _folder(given: Path | None) -> Iterator[Path]:
+    if given is not None:
+        given.mkdir(parents=True, exist_ok=True)
+        yield given
+        return
+    with tempfile.TemporaryDirectory() as made:
+        yield Path(made)
 
 
-def _client() -> httpx.AsyncClient:
-    return httpx.AsyncClient(timeout=TIMEOUT_S, limits=httpx.Limits(max_connections=None))
-
-
-def best_plain(seconds: float) -> tuple[int, int, float]:
-    """Replicas and threads with the most requests a second, and how many."""
-    found = []
-    for replicas, threads in ((1, 2), (2, 1)):
-        with plain(replicas, threads) as arm:
-            asyncio.run(closed_loop(arm, 2, 3.0))  # warm
-            found.append((asyncio.run(closed_loop(arm, 4, seconds))[0], replicas, threads))
-            print(f"{arm.name} saturates at {found[-1][0]:.2f} requests/s", file=sys.stderr, flush=True)
-    rate, replicas, threads = max(found)
-    return replicas, threads, rate
+def _options() -> argparse.Namespace:
+    args = parser(__doc__)
+    args.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
+    args.add_argument("--loads", type=float, nargs="+", default=[0.7, 1.0, 1.5])
+    args.add_argument("--minutes", type=float, default=1.5, help="of each trace")
+    args.add_argument("--rounds", type=int, default=2, help="of all arms, each with traces of its own")
+    args.add_argument("--results", type=Path, metavar="FOLDER", help="keep and reuse what is measured there")
+    args.add_argument("--no-concurrency", action="store_true", help="leave out latency over concurrency")
+    return args.parse_args()
 
 
 def main() -> int:
-    args = parser(__doc__)
-    args.add_argument("--seconds", type=float, default=60.0, help="of each trace")
-    args.add_argument("--loads", type=float, nargs="+", default=[0.7, 1.0, 1.5])
-    args.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
-    args.add_argument("--no-concurrency", action="store_true", help="leave out latency over concurrency")
-    options = args.parse_args()
+    options = _options()
     quick = options.quick
-    loads, seconds = ([1.0], 8.0) if quick else (options.loads, options.seconds)
-    policies = ("slack",) if quick else options.policies
-    replicas, threads, rate = (1, 2, 0.0) if quick else best_plain(10.0)
-    same = {"denoiser.num_replicas": replicas, "denoiser.num_threads": threads}
-    tallies: list[Tally] = []
-    table: list[str] = []
-    with contextlib.ExitStack() as peers:
-        peer = peers.enter_context(plain(replicas, threads))
-        alone = asyncio.run(isolated(peer, 1 if quick else 3))
-        rate = rate or asyncio.run(closed_loop(peer, 4, 4.0))[0]
-        traces = {load: agents(seconds, load * rate, SEED, MIX) for load in loads}
-        tallies += [Tally(peer.name, load, asyncio.run(replay(peer, t, alone)), alone) for load, t in traces.items()]
-        for policy in policies:
-            with ours(policy, same | ({} if policy == "slack" else UNORDERED)) as arm:
-                if (problem := asyncio.run(check(arm, peer))) is not None:
-                    print(f"not reported: {problem}", file=sys.stderr)
-                    return 1
-                for load, trace in traces.items():
-                    tallies.append(Tally(arm.name, load, asyncio.run(replay(arm, trace, alone)), alone))
-                    print(tallies[-1].line(), file=sys.stderr, flush=True)
-                if policy == "slack" and not (quick or options.no_concurrency):
-                    for clients in CLIENTS:
-                        both = [asyncio.run(closed_loop(each, clients, 6.0)) for each in (peer, arm)]
-                        cells = "   ".join(f"{per_s:6.2f}/s {latency:6.2f} s" for per_s, latency in both)
-                        table.append(f"{clients:7}   {cells}")
-    print(f"alone, the plain deployment takes {', '.join(f'{size}: {s:.2f} s' for size, s in alone.items())}")
-    print(f"load 1.0 is {rate:.2f} requests/s; traces of {seconds:g} s")
-    print("load  arm                                sent  <= 1.5x   <= 3x  refused failed     p50     p95  batch max")
-    for tally in sorted(tallies, key=lambda t: t.load):
-        print(tally.line())
-    if table:
-        print("\nclients   plain: requests, median      ours")
-        print("\n".join(table))
-    publish(metrics(tallies), options.json)
+    with _folder(options.results) as folder:
+        bench = Bench(
+            mix=quick_mix() if quick else MIX,
+            seconds=6.0 if quick else 60 * options.minutes,
+            rounds=1 if quick else options.rounds,
+            loads=[1.0] if quick else options.loads,
+            arms=["plain", "ours"] if quick else sorted({"plain", *options.arms}, key=ARMS.index),
+            has_concurrency=not (quick or options.no_concurrency),
+            repeats=1 if quick else 3,
+            folder=folder,
+            book=Book(folder / ("quick.jsonl" if quick else "goodput.jsonl")),
+        )
+        if (problem := bench.run(quick)) is not None:
+            say(f"not reported: {problem}")
+            return 1
+        publish(bench.report(), options.json)
     return 0
-
-
-def metrics(tallies: Sequence[Tally]) -> dict[str, dict[str, object]]:
-    """At load 1.0, as far as it was measured."""
-    at = {t.arm.split(",")[1].strip() if t.arm.startswith("ours") else "plain": t for t in tallies if t.load == 1.0}
-    found: dict[str, dict[str, object]] = {}
-    if "slack" not in at:
-        return found
-    own = at["slack"]
-    found["attainment"] = metric(own.in_time(TIGHT) / len(own.wanted), "share", ">= 0.6")
-    found["goodput_vs_plain_ray_serve"] = metric(own.in_time(TIGHT) / max(at["plain"].in_time(TIGHT), 1), "x", ">= 3")
-    if "sjf" in at:
-        found["goodput_vs_sjf"] = metric(own.in_time(TIGHT) / max(at["sjf"].in_time(TIGHT), 1), "x", "> 1")
-    return found
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import signal
@@ -23,7 +24,7 @@ SHAPES = ("circle", "square", "triangle")
 MOTIONS = ("moving left", "moving right", "moving up", "moving down", "standing still")
 GROUNDS = ("black", "gray", "white")
 GUIDANCE, FPS = 4.0, 8
-START_S, END_S = 180.0, 30.0
+START_S, END_S = 300.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -58,18 +59,33 @@ class Arm:
         if not self.is_ours:
             answer = await client.post(f"{self.url}/generate", json=body)
             return Answer("done" if answer.is_success else "failed", answer.content)
-        task = "text-to-image" if frames == 1 else "text-to-video"
-        body |= {"task": task, "service_tier": arrival.tier} | ({} if slo_s is None else {"slo_s": slo_s})
-        answer = await client.post(f"{self.url}/v1/jobs", json=body)
-        if answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
-            return Answer("refused")
-        job = answer.raise_for_status().json()["id"]
+        body |= {"service_tier": arrival.tier} | ({} if slo_s is None else {"slo_s": slo_s})
+        return await (self._image(client, body) if frames == 1 else self._video(client, body))
+
+    async def _image(self, client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
+        """One call that waits."""
+        size = f"{body['width']}x{body['height']}"
+        body = {name: value for name, value in body.items() if name not in ("width", "height", "num_frames", "fps")}
+        answer = await client.post(f"{self.url}/v1/images/generations", json={**body, "size": size})
+        if not answer.is_success:
+            return Answer(_status(answer))
+        return Answer("done", base64.b64decode(answer.json()["data"][0]["b64_json"]))
+
+    async def _video(self, client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
+        answer = await client.post(f"{self.url}/v1/jobs", json={**body, "task": "text-to-video"})
+        if not answer.is_success:
+            return Answer(_status(answer))
+        job = answer.json()["id"]
         async with client.stream("GET", f"{self.url}/v1/jobs/{job}/events") as events:
             kinds = [line async for line in events.aiter_lines() if line.startswith("event:")]
-        if kinds[-1] != "event: completed":
+        if not kinds or kinds[-1] != "event: completed":
             return Answer("failed")
         content = await client.get(f"{self.url}/v1/jobs/{job}/content")
-        return Answer("done", content.raise_for_status().content)
+        return Answer("done" if content.is_success else "failed", content.content)
+
+
+def _status(answer: httpx.Response) -> str:
+    return "refused" if answer.status_code == httpx.codes.TOO_MANY_REQUESTS else "failed"
 
 
 def prompt_of(seed: int) -> str:
@@ -88,7 +104,7 @@ def plain(replicas: int, threads: int) -> Iterator[Arm]:
     command = [sys.executable, program, "--port", str(port), "--replicas", str(replicas), "--threads", str(threads)]
     url = f"http://127.0.0.1:{port}"
     with _running(command, f"{url}/docs"):
-        yield Arm(f"plain Ray Serve, {replicas} x {threads} threads", url, is_ours=False)
+        yield Arm("plain", url, is_ours=False)
 
 
 @contextlib.contextmanager
@@ -105,7 +121,7 @@ def ours(policy: str, settings: Mapping[str, Any]) -> Iterator[Arm]:
         start = "from raydiance.serve.cli import main; main()"
         url = f"http://127.0.0.1:{port}"
         with _running([sys.executable, "-c", start, "serve", "tiny", "--port", str(port), *sets], f"{url}/readyz"):
-            yield Arm(f"ours, {policy}", url, is_ours=True)
+            yield Arm("ours" if policy == "slack" else policy, url, is_ours=True)
 
 
 @contextlib.contextmanager
