@@ -90,9 +90,11 @@ def local_config(file: Path | None, values: dict[str, Any], data: Path | None = 
 
 def _of_profile(model: ModelConfig) -> ModelConfig:
     """One that is named after a profile is that: its configuration is all that a simulation needs."""
+    if model.path == "tiny" or "/" in model.path or Path(model.path).is_dir():
+        return model
     from raydiance.deploy import profile
 
-    if model.path not in profile.names() or Path(model.path).is_dir():
+    if model.path not in profile.names():
         return model
     found = profile.load(model.path)
     whole = {"path": str(found.folder), "name": model.id}
