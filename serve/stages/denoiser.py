@@ -26,6 +26,7 @@ from raydiance.serve.parallel_config import ParallelConfig
 from raydiance.serve.scheduling_config import SchedulingConfig
 from raydiance.serve.stages.messages import Denoised, Leased, StageEvent, Work
 from raydiance.serve.stages.reporter import Reporter
+from raydiance.serve.stages.startup import StartUp
 from raydiance.serve.stages.step_metrics import StepMetrics
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Denoiser:
         parallel: ParallelConfig = ParallelConfig(),  # noqa: B008 - they are frozen
         scheduling: SchedulingConfig = SchedulingConfig(),  # noqa: B008
     ) -> None:
+        start = StartUp("denoiser", model.id)
         folder = resolve.resolve(model.path, model.revision)
         self._config = config
         self._defaults = model.defaults
@@ -81,6 +83,7 @@ class Denoiser:
             observe=self._metrics,
             lost=self._end,
         )
+        start.done()
 
     def _open(self, folder: Path, model: ModelConfig, parallel: ParallelConfig, device: str) -> Fleet:
         """The ranks of this replica; called in the loop's thread."""

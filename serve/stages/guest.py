@@ -19,6 +19,7 @@ from raydiance.serve.config import DenoiserConfig, ModelConfig
 from raydiance.serve.errors import ConfigError
 from raydiance.serve.stages import refs
 from raydiance.serve.stages.messages import Denoised, Spent, StageEvent, Stepped, Work
+from raydiance.serve.stages.startup import StartUp
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -31,6 +32,7 @@ class GuestDenoiser:
     """Serve deployment with the calls of `Denoiser`. Requests wait for each other in the thread's queue."""
 
     def __init__(self, model: ModelConfig, config: DenoiserConfig, device: str) -> None:
+        start = StartUp("denoiser", model.id)
         torch.set_num_threads(config.num_threads or os.cpu_count() or 1)
         if config.attention != "auto":
             raise ConfigError(f"denoiser.attention={config.attention}: the guest '{model.id}' keeps its pipeline's own")
@@ -41,6 +43,7 @@ class GuestDenoiser:
         self._guest = cast("Guest", self._thread.submit(load).result())
         self.num_active = self.num_steps = 0
         self.busy_s = 0.0
+        start.done()
 
     async def card(self) -> dict[str, Any]:
         return self._guest.card.to_dict()

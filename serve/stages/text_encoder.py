@@ -15,6 +15,7 @@ from raydiance.serve.config import ModelConfig, TextEncoderConfig
 from raydiance.serve.stages import refs
 from raydiance.serve.stages.batcher import Batcher
 from raydiance.serve.stages.messages import Encoded
+from raydiance.serve.stages.startup import StartUp
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +30,9 @@ class TextEncoder:
     """
 
     def __init__(self, model: ModelConfig, config: TextEncoderConfig, device: str) -> None:
+        start = StartUp("text_encoder", model.id)
         self._batcher: Batcher[str, Tensors] = Batcher(self._open(model, device), config.max_batch_size)
+        start.done()
         # futures are kept, so that equal texts in flight are encoded once
         self._cache: OrderedDict[str, asyncio.Task[Tensors]] = OrderedDict()
         self._cache_entries = config.cache_entries

@@ -27,6 +27,7 @@ from raydiance.serve.errors import ConfigError
 from raydiance.serve.request import ImageFormat, Output, VideoFormat, VideoInput
 from raydiance.serve.stages.given import blank_inputs, joined, read_inputs
 from raydiance.serve.stages.messages import Decoded, Given
+from raydiance.serve.stages.startup import StartUp
 from raydiance.serve.storage.artifacts import ArtifactStore
 from raydiance.serve.storage.job import Artifact
 
@@ -49,7 +50,7 @@ class VAEDecoder:
     """
 
     def __init__(self, model: ModelConfig, config: Config, device: str) -> None:
-        gpus = config.vae_decoder.gpus
+        start, gpus = StartUp("vae_decoder", model.id), config.vae_decoder.gpus
         num_threads = config.denoiser.num_threads or max(1, (os.cpu_count() or 1) // gpus)
         torch.set_num_threads(num_threads)
         folder = resolve.resolve(model.path, model.revision)
@@ -61,6 +62,7 @@ class VAEDecoder:
         self._ranks: DecoderRanks | None = None
         if self._others is not None:
             self._ranks = self._device_thread.submit(self._others.join, self._family).result()
+        start.done()
 
     async def encode_inputs(self, spec: Spec, given: Sequence[Given]) -> Mapping[str, torch.Tensor]:
         """What was stored with the job -> conditioning. Sound that is gone on from is looked into as well.
