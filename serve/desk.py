@@ -95,10 +95,10 @@ class Desk:
         if self._pricer is None:
             return Quote(target(request, now, 0.0, self._config), 0.0, 0.0, 0.0, now)
         prices = self._pricer.alone(specs)
-        alone_s = max(price.total_s for price in prices)
+        alone_s = max(price.total_s for price in prices) + self._pricer.overhead_s
         goal = target(request, now, alone_s, self._config)
         own = Due(goal.due, sum(self._pricer.denoise_s(spec) for spec in specs))
-        around_s = max(price.total_s - price.denoise_s for price in prices)
+        around_s = max(price.total_s - price.denoise_s for price in prices) + self._pricer.overhead_s
         verdict = judge(now, due := self._due(), own, around_s, self._supply())
         gpu_seconds = sum(self._pricer.gpu_seconds(spec) for spec in specs)
         wait_s = verdict.retry_after_s if self._config.admission and due else 0.0
@@ -153,7 +153,8 @@ class Desk:
             return [Sample(job_id, i, terms, 0.0, since, _kind(spec)) for i, spec in enumerate(specs)], []
         samples, prices = [], self._pricer.alone(specs)
         for i, (spec, price) in enumerate(zip(specs, prices, strict=True)):
-            terms = Terms(quote.target.due - price.decode_s - price.file_s, quote.target.tier, tenant, weight)
+            after_s = price.decode_s + price.file_s + self._pricer.overhead_s
+            terms = Terms(quote.target.due - after_s, quote.target.tier, tenant, weight)
             samples.append(Sample(job_id, i, terms, self._pricer.denoise_s(spec), since, _kind(spec)))
         return samples, prices
 

@@ -184,10 +184,11 @@ class JobLife:
         )
         self._used = walk.gpu_seconds
         artifacts, timings = await walk.run()
-        if self._desk.pricer is not None:
-            for values, busy_s in zip(job.specs, walk.busy_s, strict=True):
-                self._desk.pricer.observe(Spec.from_dict(values), busy_s, timings)
         timings["total_s"] = time.monotonic() - waited_from
+        if (pricer := self._desk.pricer) is not None:
+            for values, busy_s in zip(job.specs, walk.busy_s, strict=True):
+                pricer.observe(Spec.from_dict(values), busy_s, timings)
+            pricer.observe_job(timings)
         await self._keeping.forget()
         return await self._stores.complete(job.id, walk, artifacts, timings)
 

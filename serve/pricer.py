@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from raydiance.models.spec import Spec
 from raydiance.models.tier import Tier
 from raydiance.serve.engine import cost_model
 from raydiance.serve.engine.cost_model import PARTS, CostModel
+from raydiance.serve.engine.cost_residuals import LAST
 from raydiance.serve.engine.price import Price, Pricing
 from raydiance.serve.engine.ways import Shape
 from raydiance.serve.request import GenerationRequest
@@ -52,6 +54,10 @@ def target(request: GenerationRequest, created_at: float, alone_s: float, config
 class Pricer:
     """Args:
     gpus: of a replica.
+
+    Attributes:
+        overhead_s: of a job, beside its stages: the table, calls, events. The least of the last jobs, since what they
+            wait for a turn is in it too.
     """
 
     def __init__(self, card: ModelCard, model: CostModel, gpus: int = 1) -> None:
@@ -61,6 +67,8 @@ class Pricer:
         self._gpus = gpus
         self._alone = Pricing(model)
         self.shared = Pricing(model)
+        self.overhead_s = 0.0
+        self._overheads: deque[float] = deque(maxlen=LAST)
 
     def alone(self, specs: Sequence[Spec]) -> list[Price]:
         """Of each sample, on an idle replica: what its latency is compared with."""
@@ -83,6 +91,12 @@ class Pricer:
         if "decode_s" in timings:
             work = cost_model.decode_work(spec, self._card)
             self.shared.observe_part("decode", work, timings["decode_s"] + timings.get("decode_audio_s", 0.0))
+
+    def observe_job(self, timings: Mapping[str, float]) -> None:
+        """Once a job, when it is done. Args: timings: seconds of its stages, and `total_s` of all of it."""
+        stages_s = math.fsum(seconds for name, seconds in timings.items() if name != "total_s")
+        self._overheads.append(max(timings["total_s"] - stages_s, 0.0))
+        self.overhead_s = min(self._overheads)
 
     def error(self) -> dict[str, Any]:
         """How far prices were from what was observed, lately."""
