@@ -112,15 +112,16 @@ class Binder:
             check_layout(parallel, card)
         router = {"request_router_config": RequestRouterConfig(**ROUTER)}
 
-        def bind(cls: type, options: Any, ranks: int, more: dict[str, Any], *args: Any) -> Any:
+        def bind(cls: type, of: ModelConfig, options: Any, ranks: int, more: dict[str, Any], *args: Any) -> Any:
             actor = simulated_placement(options, ranks) | more
-            return self._deploy(cls, model, options.num_replicas, "cpu", actor, model, *args, made)
+            return self._deploy(cls, of, options.num_replicas, "cpu", actor, of, *args, made)
 
+        encoder, decoder = self._encoders[model.id], self._decoders[model.id]
         denoiser = c.denoiser, "cpu", parallel, c.scheduling
         return {
-            "text_encoder": bind(SimulatedTextEncoder, c.text_encoder, 1, {}, c.text_encoder, "cpu"),
-            "denoiser": bind(SimulatedDenoiser, c.denoiser, parallel.gpus, router, *denoiser),
-            "vae_decoder": bind(SimulatedVAEDecoder, c.vae_decoder, c.vae_decoder.gpus, {}, c, "cpu"),
+            "text_encoder": bind(SimulatedTextEncoder, encoder, c.text_encoder, 1, {}, c.text_encoder, "cpu"),
+            "denoiser": bind(SimulatedDenoiser, model, c.denoiser, parallel.gpus, router, *denoiser),
+            "vae_decoder": bind(SimulatedVAEDecoder, decoder, c.vae_decoder, c.vae_decoder.gpus, {}, c, "cpu"),
         }
 
     def _guest(self, model: ModelConfig) -> dict[str, Any]:
