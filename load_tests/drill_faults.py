@@ -100,9 +100,9 @@ def _scale_down(world: World, _: random.Random) -> str:
 def _upgrade(world: World, _: random.Random) -> str:
     """Another option of the denoiser: all replicas of it, of the dispatcher and of the ingress are replaced."""
     old = {p.pid for kind in ("denoiser", "dispatcher", "gateway") for p in world.find(kind)}
-    batch = 9 if world.options.get("denoiser.max_batch_size") != 9 else 8
+    other = 63 if world.options.get("denoiser.max_active") != 63 else 64
     began = time.monotonic()
-    world.redeploy(denoiser__max_batch_size=batch)
+    world.redeploy(denoiser__max_active=other)
     while left := old & {p.pid for p in world.processes()}:
         if time.monotonic() - began > 240:
             raise RuntimeError(f"{len(left)} of {len(old)} old replicas are still there")

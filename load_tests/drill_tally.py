@@ -41,6 +41,8 @@ class Seen:
 @dataclass(frozen=True)
 class Row:
     """Args:
+    equal: of those that were compared, within what is let pass.
+    levels_off: of 255, of the worst pixel.
     first_step_s: from the fault to a disturbed job's first new step: of the quickest, and of the slowest.
     """
 
@@ -54,6 +56,7 @@ class Row:
     duplicated: int
     equal: int
     compared: int
+    levels_off: int
     first_step_s: tuple[float, float] | None
     note: str = ""
 
@@ -86,6 +89,7 @@ def row_of(drill: str, seen: Sequence[Seen], extra_jobs: int, fault_at: float, n
         duplicated=extra_jobs + sum(not is_state(name) for s in done for name in s.extra_files),
         equal=sum(off <= exact for off in compared),
         compared=len(compared),
+        levels_off=max(compared, default=0),
         first_step_s=(min(waited), max(waited)) if waited else None,
         note=note,
     )
@@ -135,6 +139,7 @@ COLUMNS = (
     ("lost", 5),
     ("duplicated", 11),
     ("pixels equal", 13),
+    ("off", 4),
     ("first new step s", 17),
 )
 
@@ -146,7 +151,7 @@ def header() -> str:
 def line(row: Row) -> str:
     first = "-" if row.first_step_s is None else "{:.1f}-{:.1f}".format(*row.first_step_s)
     values: list[Any] = [row.drill, row.sent, row.done, row.resumed, row.recomputed, row.failed, row.lost]
-    values += [row.duplicated, f"{row.equal}/{row.compared}", first]
+    values += [row.duplicated, f"{row.equal}/{row.compared}", row.levels_off, first]
     cells = [
         f"{v:<{w}}" if i == 0 else f"{v!s:>{w}}" for i, (v, (_, w)) in enumerate(zip(values, COLUMNS, strict=True))
     ]

@@ -18,7 +18,7 @@ from typing import Any
 from drill_processes import Process, end_session, of_session, tree
 from drill_stores import S3, Disk, PostgreSQL, free_port
 
-READY_TIMEOUT_S = 300.0
+READY_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 20.0
 REPLICA = "ray::ServeReplica:raydiance:"
 TITLES = {
@@ -55,6 +55,7 @@ def options_of(shape: Shape) -> dict[str, Any]:
         "denoiser.num_replicas": shape.denoisers,
         "denoiser.num_threads": 1,
         "denoiser.num_cpus": 2,  # one a node
+        "denoiser.max_batch_size": 1,  # in a batch sums are rounded otherwise, by a level here and there
         "denoiser.checkpoint_interval_s": 1.0,
         "denoiser.store_interval_s": 3.0,
         "denoiser.progress_interval_s": 0.05,

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -36,8 +38,9 @@ SHAPES: dict[Home, Shape] = {
 }
 EXACT: dict[Home, int] = {"nodes": 0, "ranks": 1, "disk": 0}
 """Levels that pixels may be off: over several ranks sums are made in another order."""
-SHORT = [Ask(1, 100, 192), Ask(2, 120, 192), Ask(3, 60, 64, 9), Ask(4, 140, 192)]
-LONG = [Ask(5, 200, 448), Ask(6, 200, 448)]
+SHORT = [Ask(1, 80, 96), Ask(2, 100, 96), Ask(3, 60, 64, 9), Ask(4, 90, 96)]
+LONG_S = 40.0
+"""That a generation takes at least where it is to be longer than the 20 s of grace that Serve gives a replica."""
 SETTLE_S = 6.0
 GIVE_UP_S = 300.0
 
@@ -45,7 +48,7 @@ GIVE_UP_S = 300.0
 def drill(name: str, world: World, expected: dict[Ask, Pixels], chance: random.Random) -> Row:
     """One fault in mid-generation; returns when every accepted job has ended or is lost, and all is well again."""
     fault, home = FAULTS[name], FAULTS[name].home
-    asks = LONG if fault.is_long else SHORT
+    asks = long_asks(world.url) if fault.is_long else SHORT
     for ask in [ask for ask in asks if ask not in expected]:
         expected |= undisturbed(world.url, [ask])
     load = Load(world.url, name, asks, expected, world.artifacts.files, give_up_s=GIVE_UP_S).start()
@@ -63,6 +66,16 @@ def drill(name: str, world: World, expected: dict[Ask, Pixels], chance: random.R
             print(f"    {s.id} {s.status} attempt {s.attempt}: {s.error} {list(s.extra_files) or ''}", flush=True)
     extra = stray_jobs(world.url, load.drill, [s.id for s in seen])
     return row_of(name, seen, extra, fault_at, note.removeprefix("; "), EXACT[home])
+
+
+def long_asks(url: str) -> list[Ask]:
+    """Of as many pixels as this machine needs for it."""
+    steps, side = 20, 192
+    began = time.monotonic()
+    undisturbed(url, [Ask(0, steps, side)])
+    step_s = (time.monotonic() - began) / steps
+    side = max(round(side * math.sqrt(LONG_S / 200 / step_s) / 32), 2) * 32
+    return [Ask(5, 200, side), Ask(6, 200, side)]
 
 
 @contextmanager
@@ -87,7 +100,7 @@ def run(names: Sequence[str], seed: int, folder: Path) -> Iterator[Row]:
                         yield drill(name, world, expected, random.Random(f"{seed} {name}"))  # noqa: S311
                     except (RuntimeError, AssertionError) as e:
                         print(f"{name}: {e}", file=sys.stderr, flush=True)
-                        yield Row(name, 0, 0, 0, 0, 0, 0, 0, 0, 0, None, f"{e}"[:300])
+                        yield Row(name, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, None, f"{e}"[:300])
                         break
 
 
@@ -107,6 +120,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="of databases and logs; else it is removed")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the cluster is not left behind
     if args.list:
         print(listed(dict(FAULTS)))
         return 0

@@ -46,7 +46,7 @@ def test_a_row_counts_what_became_of_each() -> None:
     assert (row.sent, row.done, row.resumed, row.failed, row.lost) == (5, 3, 2, 1, 1)
     assert row.recomputed == 3 + 2, "what the server tells, or what the client saw where it tells less"
     assert row.duplicated == 1 + 1, "a job that nobody was given, and a file too many"
-    assert (row.equal, row.compared) == (2, 3)
+    assert (row.equal, row.compared, row.levels_off) == (2, 3, 1)
     assert row.first_step_s == (3.5, 3.5)
     assert row.note == "as it is; 1 states left in the store"
     assert not row.is_good
