@@ -68,16 +68,8 @@ class Binder:
         denoisers = {model.id: model for model in config.models}
         self._elastic = Elastic(config.autoscaling, self._encoders, denoisers, self._decoders)
 
-    def model(self, model: ModelConfig, chores: bool) -> DeploymentHandle[Any]:
-        """Its dispatcher, bound to its stages."""
-        dispatcher = _deployment(
-            Dispatcher,
-            name=f"Dispatcher-{model.id}",
-            num_replicas=1,
-            max_ongoing_requests=UNBOUNDED,
-            ray_actor_options={"num_cpus": 0.05},
-            health_check_period_s=2,
-        )
+    def model(self, model: ModelConfig, chores: bool) -> list[DeploymentHandle[Any]]:
+        """Its dispatchers, by slot, bound to its stages."""
         config, guest = self._config, is_guest(model)
         if guest:  # it runs one at a time: the others wait as queued jobs, and not in its replica
             config = config.model_copy(update={"denoiser": config.denoiser.model_copy(update={"max_active": 1})})
@@ -85,8 +77,20 @@ class Binder:
             stages, model = self._simulated(model), model.model_copy(update={"cost_profile": None})  # it is measured
         else:
             stages = self._guest(model) if guest else self._family(model)
-        handle: DeploymentHandle[Any] = dispatcher.bind(config, model, self._num_nodes, chores, **stages)
-        return handle
+        return [
+            self._dispatcher(model, slot).bind(config, model, self._num_nodes, chores and slot == 0, slot, **stages)
+            for slot in range(config.dispatcher.num_replicas)
+        ]
+
+    def _dispatcher(self, model: ModelConfig, slot: int) -> Any:
+        return _deployment(
+            Dispatcher,
+            name=f"Dispatcher-{model.id}" + (f"~{slot}" if slot else ""),  # in no model's name
+            num_replicas=1,
+            max_ongoing_requests=UNBOUNDED,
+            ray_actor_options={"num_cpus": 0.05},
+            health_check_period_s=2,
+        )
 
     def _family(self, model: ModelConfig) -> dict[str, Any]:
         from raydiance.serve.stages.denoiser import Denoiser

@@ -70,7 +70,7 @@ class Backlog:
     def __init__(
         self,
         *,
-        num_replicas: Callable[[], int],
+        num_replicas: Callable[[], float],
         lead_s: float,
         max_active: int,
         max_batch: int = 1,
@@ -125,7 +125,7 @@ class Backlog:
         first = ordered[place].sample
         before = f"{place} more urgent wait before it" if place else "it is the next"
         held = f"{len(self._active)} with {_total(self._active.values()):.1f} s of work"
-        busy = f"{self._num_replicas()} denoisers hold {held}"
+        busy = f"{self._num_replicas():g} denoisers hold {held}"
         deadline = "none" if math.isinf(first.terms.deadline) else f"in {first.terms.deadline - now:.1f} s"
         return f"{before}; {busy}; {_total(ahead):.1f} s are ahead of it; tier {first.terms.tier}, deadline {deadline}"
 
@@ -143,7 +143,7 @@ class Backlog:
             self._active[waiting.sample.key] = waiting.sample
             waiting.turn.set_result(None)
 
-    def _has_room(self, sample: Sample, num_replicas: int, now: float) -> bool:
+    def _has_room(self, sample: Sample, num_replicas: float, now: float) -> bool:
         if len(self._active) >= self._max_active * num_replicas:
             return False
         alike = sum(each.kind == sample.kind for each in self._active.values())

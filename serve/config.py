@@ -86,6 +86,12 @@ class DenoiserConfig(Section):
     progress_interval_s: float = Field(1.0, ge=0)
 
 
+class DispatcherConfig(Section):
+    """Processes of a model that hand its work out; more than one where one is too slow."""
+
+    num_replicas: int = Field(1, ge=1, le=16)
+
+
 class VAEDecoderConfig(Section):
     """`num_cpus` and `num_gpus` are a rank's. `deadline_s`: how much later than another one may be with its tiles."""
 
@@ -140,6 +146,7 @@ class Config(Section):
     denoiser: DenoiserConfig = DenoiserConfig()
     parallel: ParallelConfig = ParallelConfig()
     vae_decoder: VAEDecoderConfig = VAEDecoderConfig()
+    dispatcher: DispatcherConfig = DispatcherConfig()
     scheduling: SchedulingConfig = SchedulingConfig()
     autoscaling: AutoscalingConfig = AutoscalingConfig()
     storage: StorageConfig = StorageConfig()

@@ -10,16 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 
-from raydiance.models import resolve
 from raydiance.models.card import ModelCard
-from raydiance.models.family import Stage
-from raydiance.models.options import LoadOptions
 from raydiance.models.spec import Spec
 from raydiance.serve.background import detached
 from raydiance.serve.backlog import Backlog
@@ -27,14 +23,13 @@ from raydiance.serve.chores import Chores
 from raydiance.serve.config import Config, ModelConfig
 from raydiance.serve.desk import Desk
 from raydiance.serve.engine.cost_fit import fit
-from raydiance.serve.engine.cost_model import CostModel
-from raydiance.serve.engine.cost_profile import ProfileError, identity_of, load_profile
-from raydiance.serve.errors import ConfigError, Unavailable
+from raydiance.serve.errors import Unavailable
 from raydiance.serve.events import Event
 from raydiance.serve.feed import Feed
 from raydiance.serve.job_life import JobLife, Stores
 from raydiance.serve.ownership import Ownership
 from raydiance.serve.pricer import Pricer, Quote
+from raydiance.serve.profiled import profile_of
 from raydiance.serve.replicas import Replicas
 from raydiance.serve.request import GenerationRequest
 from raydiance.serve.signals import Publisher
@@ -56,14 +51,20 @@ CANCEL_TIMEOUT_S = 10.0
 
 
 class Dispatcher:
-    """Serve deployment, one replica per model.
+    """Serve deployment of one replica; a model has `dispatcher.num_replicas` of them, each in a slot.
 
     Args:
         chores: whether this one also delivers webhooks and removes what has expired (one per cluster does).
     """
 
     def __init__(
-        self, config: Config, model: ModelConfig, num_nodes: int, chores: bool, **stages: DeploymentHandle[Any]
+        self,
+        config: Config,
+        model: ModelConfig,
+        num_nodes: int,
+        chores: bool,
+        slot: int = 0,
+        **stages: DeploymentHandle[Any],
     ) -> None:
         check_storage(config, num_nodes)
         self._config = config
@@ -71,12 +72,12 @@ class Dispatcher:
         self._stages = Stages(**stages)
         self._jobs = JobStore(config.storage.database, ended_ttl_s=config.storage.artifact_ttl_s)
         self._artifacts = ArtifactStore(config.storage.artifacts)
-        self._ownership = Ownership(self._jobs, model.id, slot=0)
+        self._ownership = Ownership(self._jobs, model.id, slot)
         self._quarantine = Quarantine()
         self._feeds: dict[str, Feed] = {}
         self._walks: dict[str, asyncio.Task[None]] = {}
         self._claiming: set[str] = set()
-        self._profile = _profile(config, model)
+        self._profile = profile_of(config, model)
         self._reasons: dict[str, str] = {}  # why a job has to be started again
         scheduling = config.scheduling
         self._replicas = Replicas(config, self._stages.denoiser)
@@ -272,24 +273,3 @@ class Dispatcher:
         for task in self._background:
             if task.done() and not task.cancelled() and task.exception() is not None:
                 raise RuntimeError(f"a background task of the dispatcher died: {task.exception()!r}")
-
-
-def _profile(config: Config, model: ModelConfig) -> CostModel | None:
-    """Of `models[].cost_profile`; raises ConfigError where it is of something else."""
-    if model.cost_profile is None:
-        return None
-    folder = resolve.resolve(model.path, model.revision)
-    try:
-        devices = {
-            "encode": config.text_encoder.num_gpus,
-            "denoise": config.denoiser.num_gpus,
-            "decode": config.vae_decoder.num_gpus,
-        }
-
-        def options(stage: Stage) -> LoadOptions:
-            return model.load_options(stage, "cuda" if devices[stage] else "cpu")
-
-        identity = identity_of(folder, options, config.denoiser.num_threads)
-        return load_profile(Path(model.cost_profile), identity).model
-    except (ProfileError, resolve.CheckpointError) as e:
-        raise ConfigError(f"models[].cost_profile: {e}") from e

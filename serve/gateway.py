@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -17,7 +17,8 @@ from raydiance.serve.api.groups import created
 from raydiance.serve.calls import call, stream
 from raydiance.serve.complaints import complaints
 from raydiance.serve.config import Config
-from raydiance.serve.errors import InvalidRequest, Unavailable
+from raydiance.serve.dispatchers import Dispatchers
+from raydiance.serve.errors import InvalidRequest, NotFound, Unavailable
 from raydiance.serve.events import Event
 from raydiance.serve.pricer import Quote
 from raydiance.serve.request import GenerationRequest
@@ -76,11 +77,23 @@ class Gateway:
     with one, they act for it.
     """
 
-    def __init__(self, config: Config, dispatchers: Mapping[str, DeploymentHandle[Any]], num_nodes: int) -> None:
+    def __init__(
+        self, config: Config, dispatchers: Mapping[str, Sequence[DeploymentHandle[Any]]], num_nodes: int
+    ) -> None:
         check_storage(config, num_nodes)
         self._config = config
-        self._dispatchers = {name: RemoteDispatcher(handle) for name, handle in dispatchers.items()}
         jobs = JobStore(config.storage.database, ended_ttl_s=config.storage.artifact_ttl_s)
+
+        async def owner_of(job_id: str) -> str | None:
+            try:
+                return (await asyncio.to_thread(jobs.get, job_id)).owner
+            except NotFound:
+                return None
+
+        self._dispatchers = {
+            name: Dispatchers([RemoteDispatcher(handle) for handle in handles], owner_of)
+            for name, handles in dispatchers.items()
+        }
         self._service = Service(config, self._dispatchers, jobs, ArtifactStore(config.storage.artifacts))
 
     def __serve_build_asgi_app__(self) -> FastAPI:

@@ -21,13 +21,14 @@ class Replicas:
     """Belongs to the event loop that it is made in.
 
     Before the router of this process has told which replicas there are, there is none of a deployment that is scaled,
-    and of another as many as are configured.
+    and of another as many as are configured. Each of several dispatchers reckons with its share of them.
 
     Args:
         denoiser: its router is begun here: else it would be told of replicas with its first request.
     """
 
     def __init__(self, config: Config, denoiser: DeploymentHandle[Any]) -> None:
+        self._share = 1 / config.dispatcher.num_replicas
         self._most = config.most_replicas("denoiser")
         is_scaled = config.autoscaling.denoiser.max_replicas is not None
         self._untold = 0 if is_scaled else self._most
@@ -40,16 +41,19 @@ class Replicas:
         if isinstance(denoiser, DeploymentHandle):
             denoiser.options(method_name="generate")
 
-    def count(self) -> int:
+    def count(self) -> float:
+        return self._share * self._live()
+
+    def _live(self) -> int:
         live = loads.live()
         return self._untold if live is None else len(live)
 
     def supply(self) -> Supply:
         """What is to be reckoned with: those that are here, and as many as can be had once they have started."""
-        live = self.count()
+        live = self._live()
         is_late = self._waiting_s > LATE * self._start_s
         most = max(live, 1 if is_late else self._most)
-        return Supply(live, most, max(self._start_s - self._waiting_s, MIN_START_S))
+        return Supply(self._share * live, self._share * most, max(self._start_s - self._waiting_s, MIN_START_S))
 
     def told(self, start_s: float, waiting_s: float) -> None:
         """By the autoscaling. Args: start_s: until a replica serves; waiting_s: for one that was asked for."""

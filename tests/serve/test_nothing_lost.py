@@ -13,6 +13,8 @@ import pytest
 from tests.servers import Server
 
 from raydiance.serve import media
+from raydiance.serve.dispatchers import slot_of_owner
+from raydiance.serve.storage.jobs import JobStore
 
 LONG = {"prompt": "a large red circle moving right on a black background", "height": 96, "width": 96, "num_frames": 17}
 SETTINGS = {"denoiser.checkpoint_interval_s": 0.2, "denoiser.progress_interval_s": 0.05}
@@ -93,3 +95,35 @@ def test_a_killed_process_loses_no_job(server: Server, stage: str) -> None:
         server.wait_ready()
         assert wait_for(client, job_id, "completed")["outputs"]
         assert frames(client, job_id) == frames(client, undisturbed)
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["SIGKILL", "SIGSTOP"])
+def test_one_of_two_dispatchers_is_lost(tmp_path: Path, fault: signal.Signals) -> None:
+    """The other takes its jobs; one that comes back writes nothing more of them."""
+    server = Server(tmp_path, {**SETTINGS, "dispatcher.num_replicas": 2, "denoiser.store_interval_s": 0.5})
+    table = JobStore(f"sqlite:///{tmp_path}/jobs.db")
+    try:
+        server.wait_ready()
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            undisturbed = submit(client, num_inference_steps=60, seed=3)
+            wait_for(client, undisturbed, "completed")
+            jobs = [submit(client, num_inference_steps=60, seed=3) for _ in range(6)]
+            for job_id in jobs:
+                wait_for(client, job_id, "in_progress")
+            first = {job_id for job_id in jobs if slot_of_owner(str(table.get(job_id).owner)) == 0}
+            assert 0 < len(first) < len(jobs), "both have some"
+            [victim] = server.pids("ServeReplica:raydiance:Dispatcher-tiny~1")
+            os.kill(victim, fault)
+            attempts = {job_id: wait_for(client, job_id, "completed")["attempt"] for job_id in jobs}
+            if fault == signal.SIGSTOP:
+                os.kill(victim, signal.SIGCONT)
+                time.sleep(3)
+            assert all((attempts[job_id] == 1) == (job_id in first) for job_id in jobs), attempts
+            for job_id in jobs:
+                assert frames(client, job_id) == frames(client, undisturbed)
+                files = [p for p in (tmp_path / "artifacts/jobs" / job_id).rglob("*") if p.is_file()]
+                assert len(files) == len(list((tmp_path / "artifacts/jobs" / undisturbed).rglob("*.*"))), files
+    finally:
+        table.close()
+        server.stop()

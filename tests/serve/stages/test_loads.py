@@ -40,3 +40,9 @@ def test_what_raises_inside_is_given_back_too() -> None:
     with pytest.raises(RuntimeError), loads.held("a", 3.0):
         raise RuntimeError
     assert loads.of("a") == 0.0
+
+
+def test_one_that_has_died_gets_nothing_more_whatever_a_router_says() -> None:
+    loads.lose("a")
+    assert loads.in_order(["a", "b"], "a") == ["b"]
+    assert loads.in_order(["a"], None) == [], "it waits until there is another"

@@ -12,7 +12,7 @@ from tests.checkpoints import save_wan
 
 from raydiance.models.spec import Spec
 from raydiance.serve.config import DenoiserConfig, ModelConfig, TextEncoderConfig
-from raydiance.serve.stages import refs
+from raydiance.serve.stages import refs, reporter
 from raydiance.serve.stages.denoiser import Denoiser
 from raydiance.serve.stages.messages import Checkpointed, Denoised, Previewed, Stepped, Work, preview_steps
 from raydiance.serve.stages.text_encoder import TextEncoder
@@ -84,7 +84,8 @@ async def test_a_failure_is_told_to_its_batch_and_not_remembered(model: ModelCon
 
 
 @pytest.fixture
-def stage(model: ModelConfig) -> Iterator[Denoiser]:
+def stage(model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> Iterator[Denoiser]:
+    monkeypatch.setattr(reporter, "CHECKPOINT_SHARE", float("inf"))  # as often as it is said
     made = Denoiser(model, DenoiserConfig(num_threads=1, progress_interval_s=0, checkpoint_interval_s=1e-9), "cpu")
     yield made
     made._loop.stop()
