@@ -23,8 +23,8 @@ from openai import OpenAI
 from raydiance.models.card import Defaults, ModelCard
 from raydiance.models.spec import Spec
 from raydiance.serve import imaging, media
-from raydiance.serve.api import create_app
 from raydiance.serve.admission import Supply
+from raydiance.serve.api import create_app
 from raydiance.serve.backlog import Backlog
 from raydiance.serve.config import Config
 from raydiance.serve.desk import Desk
