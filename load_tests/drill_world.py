@@ -113,7 +113,7 @@ class World:
         self.wait_well()
         return self
 
-    def ask(self, name: str, **arguments: Any) -> Any:
+    def ask(self, name: str, /, **arguments: Any) -> Any:
         child = self._running()
         assert child.stdin is not None
         child.stdin.write(json.dumps({"do": name, **arguments}) + "\n")

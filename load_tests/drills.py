@@ -39,20 +39,20 @@ SHAPES: dict[Home, Shape] = {
 EXACT: dict[Home, int] = {"nodes": 0, "ranks": 1, "disk": 0}
 """Levels that pixels may be off: over several ranks sums are made in another order."""
 SHORT = [Ask(1, 80, 96), Ask(2, 100, 96), Ask(3, 60, 64, 9), Ask(4, 90, 96)]
-LONG_S = 40.0
+LONG_S = 30.0
 """That a generation takes at least where it is to be longer than the 20 s of grace that Serve gives a replica."""
 SETTLE_S = 6.0
-GIVE_UP_S = 300.0
 
 
-def drill(name: str, world: World, expected: dict[Ask, Pixels], chance: random.Random) -> Row:
+def drill(name: str, world: World, expected: dict[Ask, Pixels], chance: random.Random, clients: int) -> Row:
     """One fault in mid-generation; returns when every accepted job has ended or is lost, and all is well again."""
     fault, home = FAULTS[name], FAULTS[name].home
     asks = long_asks(world.url) if fault.is_long else SHORT
     for ask in [ask for ask in asks if ask not in expected]:
         expected |= undisturbed(world.url, [ask])
-    load = Load(world.url, name, asks, expected, world.artifacts.files, give_up_s=GIVE_UP_S).start()
-    load.wait_midway(1 if fault.is_long else 2)
+    clients = min(clients, 2) if fault.is_long else clients
+    load = Load(world.url, name, asks, expected, world.artifacts.files, clients=clients).start()
+    load.wait_midway(1 if fault.is_long else min(clients, 2))
     fault_at = time.monotonic()
     try:
         note = fault.inject(world, chance)
@@ -75,7 +75,7 @@ def long_asks(url: str) -> list[Ask]:
     undisturbed(url, [Ask(0, steps, side)])
     step_s = (time.monotonic() - began) / steps
     side = max(round(side * math.sqrt(LONG_S / 200 / step_s) / 32), 2) * 32
-    return [Ask(5, 200, side), Ask(6, 200, side)]
+    return [Ask(5, 200, side)]
 
 
 @contextmanager
@@ -87,7 +87,7 @@ def open_world(home: Home, folder: Path) -> Iterator[World]:
         world.close()
 
 
-def run(names: Sequence[str], seed: int, folder: Path) -> Iterator[Row]:
+def run(names: Sequence[str], seed: int, folder: Path, clients: int) -> Iterator[Row]:
     homes = list(dict.fromkeys(FAULTS[name].home for name in names))
     for home in homes:
         expected: dict[Ask, Pixels] = {}
@@ -97,7 +97,7 @@ def run(names: Sequence[str], seed: int, folder: Path) -> Iterator[Row]:
                 while left:
                     name = left.pop(0)
                     try:
-                        yield drill(name, world, expected, random.Random(f"{seed} {name}"))  # noqa: S311
+                        yield drill(name, world, expected, random.Random(f"{seed} {name}"), clients)  # noqa: S311
                     except (RuntimeError, AssertionError) as e:
                         print(f"{name}: {e}", file=sys.stderr, flush=True)
                         yield Row(name, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, None, f"{e}"[:300])
@@ -117,6 +117,7 @@ def main() -> int:
     parser.add_argument("--after-minutes", type=float, default=10.0, help="at capacity after --random")
     parser.add_argument("--list", action="store_true", help="the names of all, and what they do")
     parser.add_argument("--seed", type=int, default=0, help="of what is chosen by chance")
+    parser.add_argument("--clients", type=int, default=4, help="that ask at once; 1 for the bare time of a recovery")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="of databases and logs; else it is removed")
     args = parser.parse_args()
@@ -135,7 +136,7 @@ def main() -> int:
                 rows.append(randomized(world, SHORT, expected, args.seed, args.faults, args.minutes, EXACT["nodes"]))
                 print(line(rows[0]), flush=True)
                 after = growth(at_capacity(world, SHORT, args.after_minutes)) if args.after_minutes else {}
-        for row in () if args.random else run(args.only or list(FAULTS), args.seed, folder):
+        for row in () if args.random else run(args.only or list(FAULTS), args.seed, folder, args.clients):
             rows.append(row)
             print(line(row), flush=True)
     for name, (first, last) in after.items():
