@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+DRILL_ARGS ?=
 
 .PHONY: venv demo test slow check format bench drill clean
 
@@ -48,8 +49,10 @@ bench: $(STAMP)
 	  $(BIN)/python $$script --json bench-out/$$(basename $$script .py).json $(BENCH_ARGS) || exit 1; \
 	done
 
+# some 25 minutes; DRILL_ARGS="--only node" for one, DRILL_ARGS=--random for fifty by chance
 drill: $(STAMP)
 	$(BIN)/python -m pytest -m drill $(PYTEST_ARGS)
+	$(BIN)/python load_tests/drills.py $(DRILL_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist demo-out bench-out src/raydiance.egg-info .mypy_cache .ruff_cache .pytest_cache
