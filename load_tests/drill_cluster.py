@@ -36,6 +36,7 @@ class Nodes:
         from ray.cluster_utils import Cluster
 
         self._wanted = wanted
+        self._http = {"host": "127.0.0.1", "port": wanted["port"]}
         head = {"num_cpus": wanted["head_cpus"], "num_gpus": 0, "include_dashboard": False}
         self._cluster = Cluster(
             initialize_head=True, head_node_args={**head, "object_store_memory": OBJECT_STORE_BYTES}
@@ -46,15 +47,13 @@ class Nodes:
             self.add_node()
         ray.init(address=self._cluster.address, logging_level="ERROR", log_to_driver=False)
         self._serve()
-        self.redeploy(wanted["options"])
+        self.deploy(wanted["options"], {})
 
     def _serve(self) -> None:
         from ray import serve
         from ray.serve.schema import LoggingConfig
 
-        http = {"host": "127.0.0.1", "port": self._wanted["port"]}
-        quiet = LoggingConfig(log_level="INFO")
-        serve.start(proxy_location="HeadOnly", http_options=http, logging_config=quiet)
+        serve.start(proxy_location="HeadOnly", http_options=self._http, logging_config=LoggingConfig(log_level="INFO"))
 
     def where(self) -> dict[str, Any]:
         """The raylets by their node's name, and the folder of the session."""
@@ -73,16 +72,24 @@ class Nodes:
         """One whose processes were killed."""
         self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
 
-    def redeploy(self, options: dict[str, Any]) -> None:
-        """Does not wait until it is done."""
-        from ray import serve
-        from ray.serve.schema import LoggingConfig
+    def deploy(self, options: dict[str, Any], replicas: dict[str, int]) -> None:
+        """As `serve deploy` does; does not wait until it is done. Other options are another version of all replicas.
 
-        from raydiance.serve.app import APP_NAME, build_app
-        from raydiance.serve.config import load_config
+        Args:
+            replicas: of deployments that are to have another number of them than the options say, which is no other
+                version.
+        """
+        from ray.serve.context import _get_global_client  # `serve deploy` itself needs the dashboard
+        from ray.serve.schema import ServeDeploySchema
 
-        target = serve.RunTarget(build_app(load_config(options)), APP_NAME, "/", LoggingConfig(log_level="INFO"))
-        serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+        application = {
+            "name": "raydiance",
+            "import_path": "raydiance.serve.app:build_app",
+            "args": options,
+            "deployments": [{"name": name, "num_replicas": count} for name, count in replicas.items()],
+        }
+        config = {"proxy_location": "HeadOnly", "http_options": self._http, "applications": [application]}
+        _get_global_client().deploy_apps(ServeDeploySchema.model_validate(config))
 
     def status(self) -> dict[str, dict[str, Any]]:
         """By deployment: its status, and how many replicas are in which state."""
@@ -106,7 +113,7 @@ def main() -> None:
     os.dup2(2, 1)
     nodes = Nodes(json.loads(sys.argv[1]))
     commands: dict[str, Callable[..., Any]] = {
-        name: getattr(nodes, name) for name in ("where", "add_node", "forget_node", "redeploy", "status", "left")
+        name: getattr(nodes, name) for name in ("where", "add_node", "forget_node", "deploy", "status", "left")
     }
 
     def answer(value: Any) -> None:

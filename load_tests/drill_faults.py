@@ -16,6 +16,7 @@ from drill_world import TITLES, World
 AWAY_S = 20.0
 NODE_AWAY_S = 12.0
 FROZEN_S = 40.0
+SERVING = ("denoiser", "encoder", "decoder", "dispatcher", "gateway")
 Home = Literal["nodes", "ranks", "disk"]
 
 
@@ -91,15 +92,17 @@ def _stop_raylet(world: World, chance: random.Random) -> str:
 
 def _scale_down(world: World, _: random.Random) -> str:
     before = world.options["denoiser.num_replicas"]
-    world.redeploy(denoiser__num_replicas=1)
+    began = time.monotonic()
+    world.scale({"Denoiser-tiny": 1})
     _wait_count(world, "denoiser", 1)
-    world.redeploy(denoiser__num_replicas=before)
-    return f"{before} to 1 denoisers, and back"
+    took_s = time.monotonic() - began
+    world.scale({"Denoiser-tiny": before})
+    return f"{before} to 1 denoisers in {took_s:.0f} s, and back"
 
 
 def _upgrade(world: World, _: random.Random) -> str:
-    """Another option of the denoiser: all replicas of it, of the dispatcher and of the ingress are replaced."""
-    old = {p.pid for kind in ("denoiser", "dispatcher", "gateway") for p in world.find(kind)}
+    """Another option is another version: all replicas are replaced."""
+    old = {p.pid for kind in SERVING for p in world.find(kind)}
     other = 63 if world.options.get("denoiser.max_active") != 63 else 64
     began = time.monotonic()
     world.redeploy(denoiser__max_active=other)
@@ -153,7 +156,7 @@ FAULTS: Mapping[str, Fault] = {
     "denoiser": Fault("SIGKILL of a denoiser", "nodes", _kill("denoiser")),
     "dispatcher": Fault("SIGKILL of the dispatcher", "nodes", _kill("dispatcher")),
     "node": Fault("SIGKILL of all processes of a node", "nodes", _kill_node),
-    "upgrade": Fault("rolling upgrade: every replica with that option is replaced", "nodes", _upgrade),
+    "upgrade": Fault("rolling upgrade: every replica is replaced", "nodes", _upgrade),
     "scale-down": Fault("2 denoisers to 1, under generations longer than the grace period", "nodes", _scale_down, True),
     "encoder": Fault("SIGKILL of a text encoder", "nodes", _kill("encoder")),
     "decoder": Fault("SIGKILL of a VAE decoder", "nodes", _kill("decoder")),

@@ -136,7 +136,11 @@ class World:
     def redeploy(self, **options: Any) -> None:
         """With other options, whose names have __ for a dot; does not wait."""
         self.options |= {name.replace("__", "."): value for name, value in options.items()}
-        self.ask("redeploy", options=self.options)
+        self.ask("deploy", options=self.options, replicas={})
+
+    def scale(self, replicas: Mapping[str, int]) -> None:
+        """Deployments to other numbers of replicas, without another version of any; does not wait."""
+        self.ask("deploy", options=self.options, replicas=dict(replicas))
 
     def kill(self) -> None:
         """Every process of the cluster, at once. The stores stay."""
