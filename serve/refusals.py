@@ -18,7 +18,8 @@ from raydiance.serve.errors import TooManyRequests
 FRESH_S = 1.0
 """For which a refusal holds at most: prices are not exact, and what other ingresses give up is not told here."""
 CONTENDED_S = 5.0
-"""After a refusal, equal requests ask the dispatcher one after the other for so long: most need not ask at all."""
+"""After a refusal, few equal requests ask the dispatcher at once for so long: most need not ask at all."""
+AT_ONCE = 4
 MAX_KINDS = 1024
 
 
@@ -29,7 +30,7 @@ class _Kind:
     message: str = ""
     until: float = 0.0
     since: float = -CONTENDED_S
-    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    asking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
 
 
 class Refusals:

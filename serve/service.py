@@ -139,10 +139,17 @@ class Service:
         await asyncio.to_thread(self.jobs.delete, job_id)
         return job
 
-    async def events(self, job_id: str, after: int = 0, *, tenant: str | None) -> AsyncIterator[Event]:
-        """Events with an id above `after`, to the final one. Survives the dispatcher's death. Raises NotFound."""
+    async def events(
+        self, job_id: str, after: int = 0, *, tenant: str | None, job: Job | None = None
+    ) -> AsyncIterator[Event]:
+        """Events with an id above `after`, to the final one. Survives the dispatcher's death. Raises NotFound.
+
+        Args:
+            job: as it was read just now, which spares a look.
+        """
+        known = job
         while True:
-            job = await self.get(job_id, tenant=tenant)
+            job, known = known or await self.get(job_id, tenant=tenant), None
             dispatcher = self._roster.find(job.model)
             if dispatcher is not None:
                 try:  # an ended job too: what happened just now, previews among it, is still to be had
@@ -161,12 +168,12 @@ class Service:
                 raise Unavailable(f"job {job_id} waits for model '{job.model}', which is not served here now")
             await asyncio.sleep(RECONNECT_S)
 
-    async def wait(self, job_id: str, *, tenant: str | None) -> Job:
+    async def wait(self, job: Job) -> Job:
         """Returns the job when it has ended."""
-        async for event in self.events(job_id, tenant=tenant):
+        async for event in self.events(job.id, tenant=job.tenant, job=job):
             if event.is_final:
                 break
-        return await self.get(job_id, tenant=tenant)
+        return await self.get(job.id, tenant=job.tenant)
 
     async def artifact(self, job_id: str, index: int = 0, variant: str = "content", *, tenant: str | None) -> Artifact:
         """Raises NotFound (no such job or sample), Conflict (not finished)."""

@@ -81,5 +81,6 @@ class Tenants:
             TooManyRequests: names the limit, and when to come again.
         """
         ask = Ask(tenant, model, tier, num_samples, expected_gpu_seconds, self._price, group)
-        await asyncio.to_thread(self._store.check, ask)
+        if tenant is not None or group is not None:
+            await asyncio.to_thread(self._store.check, ask)
         return ask

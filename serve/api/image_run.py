@@ -44,7 +44,7 @@ class ImageRun:
 
     async def wait(self, request: Request) -> ImagesResponse:
         """Raises GenerationFailed, Conflict (cancelled by somebody else), TimedOut."""
-        ended = asyncio.ensure_future(self._service.wait(self._job.id, tenant=self._job.tenant))
+        ended = asyncio.ensure_future(self._service.wait(self._job))
         gone = asyncio.ensure_future(_disconnected(request))
         try:
             await asyncio.wait({ended, gone}, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -77,7 +77,7 @@ class ImageRun:
         return sse.EventStream(self._frames(), self._close)
 
     async def _frames(self) -> AsyncIterator[bytes]:
-        events = self._service.events(self._job.id, tenant=self._job.tenant)
+        events = self._service.events(self._job.id, tenant=self._job.tenant, job=self._job)
         async for event in sse.with_heartbeats(events, min(sse.HEARTBEAT_S, self._timeout_s)):
             self._has_ended = event is not None and event.is_final
             if not self._has_ended and time.monotonic() >= self._deadline:

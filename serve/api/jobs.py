@@ -19,6 +19,7 @@ from raydiance.serve.api.translate import native_request
 from raydiance.serve.api.views import ErrorBody, JobDeleted, JobList, JobView, WhyView
 from raydiance.serve.config import Config
 from raydiance.serve.request import GenerationRequest
+from raydiance.serve.storage.job import Job
 
 if TYPE_CHECKING:
     from raydiance.serve.service import Service
@@ -73,8 +74,8 @@ def router(service: Service, config: Config) -> APIRouter:
     ) -> StreamingResponse:
         """Progress, previews and the end, as server-sent events. Resumable: ids grow within a job."""
         after = sse.last_event_id(last_event_id, query.after)
-        await service.get(id, tenant=tenant)  # an unknown job is a 404, not a stream
-        return sse.EventStream(_frames(service, id, tenant, after))
+        job = await service.get(id, tenant=tenant)  # an unknown job is a 404, not a stream
+        return sse.EventStream(_frames(service, job, tenant, after))
 
     @routes.head("/{id}/content", include_in_schema=False)
     @routes.get("/{id}/content", response_class=Response, responses=FILE_RESPONSES)
@@ -88,6 +89,7 @@ def router(service: Service, config: Config) -> APIRouter:
     return routes
 
 
-async def _frames(service: Service, job_id: str, tenant: str | None, after: int) -> AsyncIterator[bytes]:
-    async for event in sse.with_heartbeats(service.events(job_id, after, tenant=tenant), sse.HEARTBEAT_S):
+async def _frames(service: Service, job: Job, tenant: str | None, after: int) -> AsyncIterator[bytes]:
+    events = service.events(job.id, after, tenant=tenant, job=job)
+    async for event in sse.with_heartbeats(events, sse.HEARTBEAT_S):
         yield sse.HEARTBEAT if event is None else sse.encode(event.type, event.data, event.id)

@@ -25,8 +25,9 @@ TIMEOUT_S = 240
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Its denoiser has a core of its own, the other processes have the other one."""
-    started = Server(tmp_path_factory.mktemp("overload"), {**SETTINGS, "denoiser.num_threads": 1})
+    """Its denoiser has a core of its own, all else has the other one. Events come as often as by default."""
+    settings = {name: value for name, value in SETTINGS.items() if not name.startswith("denoiser.")}
+    started = Server(tmp_path_factory.mktemp("overload"), {**settings, "denoiser.num_threads": 1})
     try:
         started.wait_ready()
         cores = sorted(os.sched_getaffinity(0))
@@ -148,11 +149,15 @@ async def test_ten_times_the_load_is_refused_and_the_rest_is_in_time(house: Serv
     assert all(1 <= again <= 60 for _, again in heavy.refused)
 
 
-async def seconds_until_let_in(client: httpx.AsyncClient, slo_s: float) -> tuple[float, float]:
-    """Of a request that is wanted within `slo_s`: what `Retry-After` says, and after how long it would be let in."""
+async def seconds_until_let_in(client: httpx.AsyncClient, slo_s: float) -> tuple[float, float] | None:
+    """Of a request that is wanted within `slo_s`: what `Retry-After` says, and after how long it would be let in.
+
+    None where it is let in.
+    """
     request, began = {**IMAGE, "num_inference_steps": 20, "slo_s": slo_s}, time.monotonic()
     refused = await client.post("/v1/jobs", json=request)
-    assert refused.status_code == 429
+    if refused.status_code != 429:
+        return None
     while not (await client.post("/v1/quotes", json=request)).json()["would_be_admitted"]:
         await asyncio.sleep(0.2)
     return float(refused.headers["retry-after"]), time.monotonic() - began
@@ -168,7 +173,9 @@ async def test_retry_after_is_the_truth(house: Server) -> None:
         while (await client.post("/v1/jobs", json=request)).status_code != 429:
             pass
         share = [0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
-        found = await asyncio.gather(*[seconds_until_let_in(client, each * wanted_s) for each in share])
+        probes = await asyncio.gather(*[seconds_until_let_in(client, each * wanted_s) for each in share])
+    found = [each for each in probes if each is not None]
+    assert len(found) > len(share) / 2
     off = statistics.median(abs(told - truth) / truth for told, truth in found)
     print(", ".join(f"told {told:.0f} s, truth {truth:.1f} s" for told, truth in found), f"median {off:.0%} off")
     assert off <= 0.25
