@@ -30,16 +30,17 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Its denoiser has a core of its own, all else has the other one. Events come as often as by default."""
     settings = {name: value for name, value in SETTINGS.items() if not name.startswith("denoiser.")}
     started = Server(tmp_path_factory.mktemp("overload"), {**settings, "denoiser.num_threads": 1})
+    cores = sorted(os.sched_getaffinity(0))
     try:
         started.wait_ready()
-        cores = sorted(os.sched_getaffinity(0))
         if len(cores) > 1:
-            for pid in started.pids():
+            for pid in (os.getpid(), *started.pids()):
                 pin(pid, set(cores[1:]))
             for pid in started.pids("ServeReplica:raydiance:Denoiser"):
                 pin(pid, {cores[0]})
         yield started
     finally:
+        pin(os.getpid(), set(cores))
         started.stop()
 
 
