@@ -16,6 +16,7 @@ from raydiance.serve.config import Config
 from raydiance.serve.desk import Desk
 from raydiance.serve.errors import Conflict, GenerationFailed, NotFound, Unavailable
 from raydiance.serve.feed import Feed
+from raydiance.serve.patience import patiently
 from raydiance.serve.stages.quarantine import Quarantine
 from raydiance.serve.stages.recovery import Recovery
 from raydiance.serve.stages.safekeeping import Safekeeping
@@ -31,7 +32,8 @@ log = logging.getLogger("ray.serve")
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """Where a job's end is written, by its owner."""
+    """Where a job's end is written, by its owner. Every method waits for a while where they are away, and raises
+    Unavailable then."""
 
     jobs: JobStore
     artifacts: ArtifactStore
@@ -41,23 +43,23 @@ class Stores:
     async def lookup(self, job_id: str) -> Job | None:
         """None for one that was deleted."""
         try:
-            return await asyncio.to_thread(self.jobs.get, job_id)
+            return await patiently(lambda: asyncio.to_thread(self.jobs.get, job_id))
         except NotFound:
             return None
 
     async def start(self, job_id: str) -> Job:
         """Raises Conflict or NotFound where it is no longer to be done."""
-        return await asyncio.to_thread(self.jobs.start, job_id, by=self.owner)
+        return await patiently(lambda: asyncio.to_thread(self.jobs.start, job_id, by=self.owner))
 
     async def fail(self, job_id: str, error: JobError, used: Mapping[str, float] | None = None) -> Job | None:
         """Args: used: GPU-seconds by stage, that are charged all the same."""
         try:
-            return await asyncio.to_thread(self.jobs.fail, job_id, error, used, by=self.owner)
+            return await patiently(lambda: asyncio.to_thread(self.jobs.fail, job_id, error, used, by=self.owner))
         except (Conflict, NotFound):
             return await self.lookup(job_id)
 
     async def strike(self, job_id: str, who: str, place: int) -> Mapping[str, Strike]:
-        """Raises Conflict where it is another's, Unavailable."""
+        """Raises Conflict where it is another's; waits for nothing."""
         return (await asyncio.to_thread(self.jobs.strike, job_id, who, place, by=self.owner)).strikes
 
     async def charge(self, job_id: str, used: Mapping[str, float]) -> None:
@@ -65,26 +67,36 @@ class Stores:
         if any(used.values()):
             await asyncio.to_thread(self.jobs.charge, job_id, used)
 
+    async def save_progress(self, job_id: str, percent: int) -> None:
+        """As far as the table is there: the next percent says more."""
+        try:
+            await asyncio.to_thread(self.jobs.set_progress, job_id, percent, by=self.owner)
+        except Unavailable as e:
+            log.warning("job %s is at %d%%, which is not written: %s", job_id, percent, e)
+
     async def complete(
         self, job_id: str, walk: Walk, artifacts: list[Artifact], timings: dict[str, float]
     ) -> Job | None:
-        try:
-            return await asyncio.to_thread(
-                lambda: self.jobs.complete(
-                    job_id,
-                    artifacts=artifacts,
-                    timings={k: round(v, 4) for k, v in timings.items()},
-                    expires_at=now() + self.ttl_s,
-                    gpu_seconds=walk.gpu_seconds,
-                    decisions=walk.decisions,
-                    by=self.owner,
-                )
+        def write() -> Job:
+            return self.jobs.complete(
+                job_id,
+                artifacts=artifacts,
+                timings={k: round(v, 4) for k, v in timings.items()},
+                expires_at=now() + self.ttl_s,
+                gpu_seconds=walk.gpu_seconds,
+                decisions=walk.decisions,
+                by=self.owner,
             )
-        except (Conflict, NotFound) as e:  # cancelled or deleted in the last moment: its files go too
+
+        try:
+            return await patiently(lambda: asyncio.to_thread(write))
+        except (Conflict, NotFound) as e:
             if e.code == LOST_OWNERSHIP:
                 raise
-            await self.artifacts.delete_prefix(artifact_prefix(job_id))
-            return await self.lookup(job_id)
+            job = await self.lookup(job_id)
+            if job is None or job.state is not JobState.COMPLETED:  # it was cancelled or deleted: its files go too
+                await self.artifacts.delete_prefix(artifact_prefix(job_id))
+            return job  # completed by a write that was done, and not answered
 
 
 class JobLife:
@@ -172,7 +184,7 @@ class JobLife:
             card,
             job,
             self._feed,
-            lambda p: self._stores.jobs.set_progress(job.id, p, by=self._stores.owner),
+            lambda percent: self._stores.save_progress(job.id, percent),
             begin=self._begin,
             turns=turn,
             terms=[sample.terms for sample in samples],
@@ -189,8 +201,12 @@ class JobLife:
             for values, busy_s in zip(job.specs, walk.busy_s, strict=True):
                 pricer.observe(Spec.from_dict(values), busy_s, timings)
             pricer.observe_job(timings)
-        await self._keeping.forget()
-        return await self._stores.complete(job.id, walk, artifacts, timings)
+        ended = await self._stores.complete(job.id, walk, artifacts, timings)
+        try:
+            await self._keeping.forget()
+        except Unavailable as e:
+            log.warning("states of job %s stay until its files expire: %s", job.id, e)
+        return ended
 
     async def _begin(self) -> Job:
         """Once, when the first sample has its turn."""

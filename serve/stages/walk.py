@@ -19,7 +19,7 @@ from raydiance.models.card import ModelCard
 from raydiance.models.spec import Spec
 from raydiance.serve.calls import ask, call
 from raydiance.serve.engine.terms import NO_TERMS, Terms
-from raydiance.serve.errors import CheckpointRefused, GenerationFailed, ReplicaLost
+from raydiance.serve.errors import CheckpointRefused, GenerationFailed, ReplicaLost, Unavailable
 from raydiance.serve.feed import Feed
 from raydiance.serve.request import given, previous_video
 from raydiance.serve.stages.denoising import LOST, denoising
@@ -269,7 +269,10 @@ class Walk:
         self._feed.publish("progress", data)
         if percent > self._saved[0] and time.monotonic() - self._saved[1] >= SAVE_S:
             self._saved = percent, time.monotonic()
-            await asyncio.to_thread(self._save_progress, percent)
+            try:
+                await asyncio.to_thread(self._save_progress, percent)
+            except Unavailable as e:  # nothing depends on it
+                log.warning("progress of job %s is not written: %s", self._job.id, e)
 
     def _time(self, stage: str, seconds: float) -> None:
         self._timings[stage] = max(self._timings.get(stage, 0.0), seconds)

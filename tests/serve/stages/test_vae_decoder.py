@@ -21,6 +21,7 @@ from raydiance.models.family import Audio
 from raydiance.models.spec import Spec
 from raydiance.serve import media
 from raydiance.serve.config import ModelConfig, load_config
+from raydiance.serve.errors import Unavailable
 from raydiance.serve.request import Clip, Output, Source, VideoInput
 from raydiance.serve.stages.messages import Given
 from raydiance.serve.stages.vae_decoder import VAEDecoder
@@ -52,6 +53,27 @@ def decoder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatc
     decoded.clear()
     monkeypatch.setattr(made._family, "decode", frames)
     return made
+
+
+async def test_a_store_that_is_away_is_waited_for(decoder: VAEDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raydiance.serve.stages.vae_decoder.STORE_RETRY_S", 0.01)
+    put, away = decoder._artifacts.put, 3
+
+    async def flaky(key: str, data: bytes) -> None:
+        nonlocal away
+        away -= 1
+        if away >= 0:
+            raise Unavailable("the artifact store is full", code="storage_full")
+        await put(key, data)
+
+    monkeypatch.setattr(decoder._artifacts, "put", flaky)
+    made = await decoder.decode(SHORT, SPEC, Output(), "jobs/a", 0)
+    assert await decoder._artifacts.size(made.artifact.key) == made.artifact.size_bytes
+    assert len(decoded) == 1, "it is decoded once"
+    away = 1_000_000
+    monkeypatch.setattr("raydiance.serve.stages.vae_decoder.STORE_PATIENCE_S", 0.05)
+    with pytest.raises(Unavailable, match="full"):
+        await decoder.decode(SHORT, SPEC, Output(), "jobs/a", 1)
 
 
 async def test_a_cancelled_decoding_stops_and_writes_nothing(decoder: VAEDecoder, tmp_path: Path) -> None:
