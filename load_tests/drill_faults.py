@@ -26,12 +26,14 @@ class Fault:
     home: the cluster that it is done to.
     inject: returns when it has happened, and has been made good where that takes a hand: with a word on what was done.
     is_long: the load is of generations that take longer than the 20 s of grace that Serve gives a replica that ends.
+        at: the share of its steps, from and to, that a job has behind it when it happens.
     """
 
     what: str
     home: Home
     inject: Callable[[World, random.Random], str]
     is_long: bool = False
+    at: tuple[float, float] = (0.25, 0.7)
 
 
 def _one(world: World, kind: str, chance: random.Random) -> Process:
@@ -159,7 +161,7 @@ FAULTS: Mapping[str, Fault] = {
     "upgrade": Fault("rolling upgrade: every replica is replaced", "nodes", _upgrade),
     "scale-down": Fault("2 denoisers to 1, under generations longer than the grace period", "nodes", _scale_down, True),
     "encoder": Fault("SIGKILL of a text encoder", "nodes", _kill("encoder")),
-    "decoder": Fault("SIGKILL of a VAE decoder", "nodes", _kill("decoder")),
+    "decoder": Fault("SIGKILL of a VAE decoder", "nodes", _kill("decoder"), at=(0.95, 1.0)),
     "ingress": Fault("SIGKILL of an ingress replica", "nodes", _kill("gateway")),
     "controller": Fault("SIGKILL of the Serve controller", "nodes", _kill("controller")),
     "proxy": Fault("SIGKILL of the HTTP proxy", "nodes", _kill("proxy")),

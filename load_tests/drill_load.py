@@ -141,6 +141,7 @@ class Load:
                     self._one(http, ask)
                 except Exception as e:  # noqa: BLE001 - of a client that fails nothing may be lost silently
                     self.seen.append(Seen("?", "lost", error=repr(e)))
+                    return
 
     def _one(self, http: httpx.Client, ask: Ask) -> None:
         following = Following(ask, self._accepted(http, ask))
@@ -220,7 +221,8 @@ class Load:
         return answer
 
     def _call(self, http: httpx.Client, method: str, path: str, **more: Any) -> httpx.Response | None:
-        """None where it may be tried again. Raises RuntimeError for what is the client's own fault."""
+        """None where it may be tried again, as where the proxy knows no application yet. Raises RuntimeError for what
+        is the client's own fault."""
         try:
             answer = http.request(method, path, **more)
         except httpx.HTTPError as e:
@@ -229,7 +231,8 @@ class Load:
         if answer.status_code < 400:
             return answer
         self.errors.append(f"{method} {path}: {answer.status_code} {answer.text[:200]}")
-        if answer.status_code < 500 and answer.status_code not in (408, 409, 429):
+        is_unrouted = answer.status_code == 404 and "json" not in answer.headers.get("content-type", "")
+        if answer.status_code < 500 and answer.status_code not in (408, 409, 429) and not is_unrouted:
             raise RuntimeError(self.errors[-1])
         return None
 
