@@ -121,6 +121,9 @@ def main() -> int:
     if found is None:
         return 1
     sustained, halved, cpu_ms = found
+    if not halved:
+        print("not reported: not even the lowest rate is sustained; is this machine busy?", file=sys.stderr)
+        return 1
     metrics = {
         "sustained": metric(sustained, "1/s", f">= {GOAL_RATE}"),
         "added_p50_at_half": metric(1000 * nearest_rank(halved, 0.5), "ms", "-"),
@@ -136,7 +139,7 @@ async def _run(
 ) -> tuple[float, list[float], dict[str, float]] | None:
     """The highest rate that is sustained, latencies added at half of the goal's rate or below, CPU ms a request."""
     await _at(door, 5, 2)  # warms up
-    sustained, halved, cpu_ms = 0.0, [0.0], {}
+    sustained, halved, cpu_ms = 0.0, list[float](), dict[str, float]()
     for rate in rates:
         before = cpu_seconds()
         ended = await _at(door, rate, seconds)
