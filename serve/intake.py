@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+import time
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -27,6 +28,7 @@ from raydiance.serve.storage.jobs import JobStore
 from raydiance.serve.tenants import Tenants, tier_of
 
 FULL_RETRY_S = 5.0
+COUNT_EVERY_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,8 @@ class Intake:
         self._jobs = jobs
         self._artifacts = artifacts
         self._refusals = Refusals()
+        self._num_unfinished = 0
+        self._count_again_at = 0.0
 
     async def submit(
         self, request: GenerationRequest, tenant: str | None, idempotency_key: str | None, remixed_from: str | None
@@ -121,11 +125,11 @@ class Intake:
             earlier = await asyncio.to_thread(self._jobs.find_by_key, idempotency_key, body_hash, owner)
             if earlier is not None:
                 return earlier
+        await self.check_room()
         group = await self._group_of(request, tenant)
         quote = await self.reserve(draft, group)
         accepted = False
         try:
-            await self.check_room()
             ask = await self._ask(draft, group, quote, tenant)
             job = await self.store(draft, group, tenant, remixed_from)
             stored = await asyncio.to_thread(
@@ -136,6 +140,7 @@ class Intake:
             if not accepted:  # refused, or answered by an earlier job of the same key
                 await self.drop(draft)
         if accepted:
+            self._num_unfinished += 1
             await self._roster.tell(job)
         return stored
 
@@ -170,9 +175,12 @@ class Intake:
         return Draft(new_job_id("video" if specs[0].is_video else "image"), card, request, specs, seed)
 
     async def check_room(self, num_jobs: int = 1) -> None:
-        """Raises TooManyRequests where so many jobs more are too many."""
+        """Raises TooManyRequests where so many jobs more are too many. They are counted a few times a second."""
         limit = self._config.limits.max_queued_jobs
-        if await asyncio.to_thread(self._jobs.count_unfinished) + num_jobs > limit:
+        if time.monotonic() >= self._count_again_at:
+            self._num_unfinished = await asyncio.to_thread(self._jobs.count_unfinished)
+            self._count_again_at = time.monotonic() + COUNT_EVERY_S
+        if self._num_unfinished + num_jobs > limit:
             raise TooManyRequests(f"{limit} jobs may wait (limits.max_queued_jobs), and they do", FULL_RETRY_S)
 
     async def reserve(self, draft: Draft, group: Group | None) -> Quote:
@@ -194,6 +202,7 @@ class Intake:
     def freed(self, model: str) -> None:
         """A job of it is given up: what was refused may be let in."""
         self._refusals.forget(model)
+        self._count_again_at = 0.0
 
     async def store(
         self, draft: Draft, group: Group | None, tenant: str | None, remixed_from: str | None = None
