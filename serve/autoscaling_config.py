@@ -131,4 +131,4 @@ class AutoscalingConfig(Section):
         most, cost = scaling.max_replicas, scaling.cost_per_replica_hour
         if most is None or self.max_spend_per_hour is None or cost == 0:
             return most
-        return max(min(most, math.floor(self.max_spend_per_hour / cost)), scaling.min_replicas)
+        return max(math.floor(min(most, self.max_spend_per_hour / cost)), scaling.min_replicas)
