@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from raydiance.models.spec import Spec
+from raydiance.serve.errors import Unavailable
+from raydiance.serve.patience import Patience
 from raydiance.serve.stages.messages import Checkpointed
 from raydiance.serve.strikes import ENCODE
 
@@ -17,6 +19,7 @@ class Underway:
     place: how far it has come, as `strikes` count it.
     tries: leases that it has had.
     clear: lets the next suspect go on.
+    patience: with a store that a stage misses.
     """
 
     index: int
@@ -26,6 +29,12 @@ class Underway:
     place: int = ENCODE
     tries: int = 0
     clear: Callable[[], None] = lambda: None
+    patience: Patience | None = None
+
+    async def away(self, error: Unavailable) -> None:
+        """Waits, see `Patience`."""
+        self.patience = self.patience or Patience()
+        await self.patience.wait(error)
 
     @property
     def step(self) -> int:

@@ -23,7 +23,8 @@ from raydiance.models.spec import Spec
 from raydiance.serve import imaging, media, sound
 from raydiance.serve.config import Config, ModelConfig
 from raydiance.serve.engine.fleet import RanksLost
-from raydiance.serve.errors import ConfigError, Unavailable
+from raydiance.serve.errors import ConfigError
+from raydiance.serve.patience import patiently
 from raydiance.serve.request import ImageFormat, Output, VideoFormat, VideoInput
 from raydiance.serve.stages.given import blank_inputs, joined, read_inputs
 from raydiance.serve.stages.messages import Decoded, Given
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("ray.serve")
 PREVIEW_FORMAT: ImageFormat = "webp"
 LOST_EXIT = 1
-STORE_PATIENCE_S = 120.0
-STORE_RETRY_S = 1.0
 
 
 class VAEDecoder:
@@ -125,7 +124,7 @@ class VAEDecoder:
         suffix, content_type, data = await asyncio.to_thread(_encode, chunks, audio, spec, output)
         encoded = time.monotonic()
         key = f"{prefix}/{index}.{suffix}"
-        await self._store(key, data)
+        await patiently(lambda: self._artifacts.put(key, data))  # what was denoised is not thrown away for that
         artifact = Artifact(
             key=key,
             index=index,
@@ -140,19 +139,6 @@ class VAEDecoder:
         )
         timings |= {"encode_file_s": encoded - begun, "store_s": time.monotonic() - encoded}
         return Decoded(artifact, timings)
-
-    async def _store(self, key: str, data: bytes) -> None:
-        """Waits for a store that is away or full: what was denoised is not thrown away for that. Raises Unavailable."""
-        give_up_at = time.monotonic() + STORE_PATIENCE_S
-        while True:
-            try:
-                await self._artifacts.put(key, data)
-                return
-            except Unavailable as e:
-                if time.monotonic() > give_up_at:
-                    raise
-                log.warning("artifact %s is tried again: %s", key, e)
-                await asyncio.sleep(STORE_RETRY_S)
 
     async def preview(self, latents: torch.Tensor, spec: Spec) -> dict[str, Any]:
         """The middle frame of an x0 estimate as base64 WebP."""

@@ -100,7 +100,7 @@ class Walk:
         card: ModelCard,
         job: Job,
         feed: Feed,
-        save_progress: Callable[[int], None],
+        save_progress: Callable[[int], Awaitable[None]],
         *,
         begin: Callable[[], Awaitable[Job]],
         turns: Callable[[int, float], AbstractAsyncContextManager[None]] = at_once,
@@ -152,6 +152,8 @@ class Walk:
                 self.decisions[LOST_REPLICA] += 1
                 self.decisions[RECOMPUTED] += max(sample.place - sample.step, 0)
                 await self._recovery.lost(sample.index, sample.place, sample.spec.num_inference_steps, e)
+            except Unavailable as e:  # what a stage reads or writes
+                await sample.away(e)
             except RayTaskError as e:
                 if sample.checkpoint is None or not isinstance(e.cause, CheckpointRefused):
                     raise
@@ -232,6 +234,7 @@ class Walk:
             self._recovery.keeping.keep(sample.index, checkpoint)
 
     def _advance(self, sample: Underway, step: int) -> None:
+        sample.patience = None
         sample.place = max(sample.place, step)
         self._recovery.advanced(sample.index)
         if not self._recovery.is_suspect(sample.index, sample.place):
@@ -269,10 +272,7 @@ class Walk:
         self._feed.publish("progress", data)
         if percent > self._saved[0] and time.monotonic() - self._saved[1] >= SAVE_S:
             self._saved = percent, time.monotonic()
-            try:
-                await asyncio.to_thread(self._save_progress, percent)
-            except Unavailable as e:  # nothing depends on it
-                log.warning("progress of job %s is not written: %s", self._job.id, e)
+            await self._save_progress(percent)
 
     def _time(self, stage: str, seconds: float) -> None:
         self._timings[stage] = max(self._timings.get(stage, 0.0), seconds)

@@ -40,7 +40,7 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 
 
 class Artifact(BaseModel):
-    """One file of a job. `key` is its place in the artifact store; `index` the sample; `simulated`: nothing was made."""
+    """One file of a job. `key` is its place in the artifact store; `index` the sample; `simulated`: nothing made."""
 
     model_config = ConfigDict(frozen=True)
 

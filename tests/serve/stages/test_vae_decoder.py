@@ -19,7 +19,7 @@ from tests.tones import loudness, pitch, tones
 
 from raydiance.models.family import Audio
 from raydiance.models.spec import Spec
-from raydiance.serve import media
+from raydiance.serve import media, patience
 from raydiance.serve.config import ModelConfig, load_config
 from raydiance.serve.errors import Unavailable
 from raydiance.serve.request import Clip, Output, Source, VideoInput
@@ -56,7 +56,7 @@ def decoder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatc
 
 
 async def test_a_store_that_is_away_is_waited_for(decoder: VAEDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raydiance.serve.stages.vae_decoder.STORE_RETRY_S", 0.01)
+    monkeypatch.setattr(patience, "FIRST_WAIT_S", 0.01)
     put, away = decoder._artifacts.put, 3
 
     async def flaky(key: str, data: bytes) -> None:
@@ -71,7 +71,7 @@ async def test_a_store_that_is_away_is_waited_for(decoder: VAEDecoder, monkeypat
     assert await decoder._artifacts.size(made.artifact.key) == made.artifact.size_bytes
     assert len(decoded) == 1, "it is decoded once"
     away = 1_000_000
-    monkeypatch.setattr("raydiance.serve.stages.vae_decoder.STORE_PATIENCE_S", 0.05)
+    monkeypatch.setattr(patience, "PATIENCE_S", 0.05)
     with pytest.raises(Unavailable, match="full"):
         await decoder.decode(SHORT, SPEC, Output(), "jobs/a", 1)
 

@@ -74,7 +74,10 @@ def a_walk(doubles: Doubles) -> Walk:
     async def begin() -> Job:
         return job
 
-    return Walk(Stages(handle, handle, handle), CARD, job, Feed(job.id, 0), lambda _: None, begin=begin)
+    async def saved(_percent: int) -> None:
+        return None
+
+    return Walk(Stages(handle, handle, handle), CARD, job, Feed(job.id, 0), saved, begin=begin)
 
 
 @pytest.mark.parametrize("stage", ["encode", "generate", "decode"])
