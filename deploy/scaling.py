@@ -241,8 +241,8 @@ def _bounded(chosen: int, signals: Signals, rules: Rules, reasons: list[Reason])
     if chosen > limit:
         reasons.append(Reason("maximum", f"{chosen} wanted, max_replicas={limit}"))
     if rules.max_spend_per_hour is not None and rules.cost_per_hour > 0:
-        left = rules.max_spend_per_hour - signals.spent_elsewhere
-        paid = max(math.floor(min(left / rules.cost_per_hour + 1e-9, limit)), 0)
+        left = max(rules.max_spend_per_hour - signals.spent_elsewhere, 0.0)
+        paid = math.floor(min(left / rules.cost_per_hour + 1e-9, limit))
         if min(chosen, limit) > paid:
             cap = f"max_spend_per_hour={rules.max_spend_per_hour:g}, {signals.spent_elsewhere:g} spent elsewhere"
             reasons.append(Reason("spend", f"{min(chosen, limit)} wanted, {cap}"))
