@@ -70,7 +70,11 @@ class Dispatcher:
         self._config = config
         self._model = model
         self._stages = Stages(**stages)
-        self._jobs = JobStore(config.storage.database, ended_ttl_s=config.storage.artifact_ttl_s)
+        self._jobs = JobStore(
+            config.storage.database,
+            ended_ttl_s=config.storage.artifact_ttl_s,
+            every_power_cut=False,  # what the ingress has accepted is there; what is undone here is done again
+        )
         self._artifacts = ArtifactStore(config.storage.artifacts)
         self._ownership = Ownership(self._jobs, model.id, slot)
         self._quarantine = Quarantine()

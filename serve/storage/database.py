@@ -25,13 +25,15 @@ class Database:
 
     Args:
         url: `sqlite:///FILE` (its folder is created) or `postgresql://user:password@host/name`.
+        every_power_cut: what is written is on the disk when it returns. Without, a power cut (never the death of a
+            process) may undo the last writes to an SQLite file: of what can be done again.
 
     Raises:
         ConfigError: another dialect, a file or server that cannot be opened, or a schema newer than this program's.
     """
 
-    def __init__(self, url: str) -> None:
-        self._engine = _engine(url)
+    def __init__(self, url: str, *, every_power_cut: bool = True) -> None:
+        self._engine = _engine(url, every_power_cut)
         self._writer = self._engine.execution_options(raydiance_writes=True)
         try:
             with self._writer.begin() as connection:
@@ -84,17 +86,17 @@ def _parsed(text: str) -> URL:
         raise ConfigError("storage.database is no database URL: sqlite:///FILE or postgresql://…") from None
 
 
-def _engine(text: str) -> Engine:
+def _engine(text: str, every_power_cut: bool) -> Engine:
     url = _parsed(text)
     dialect = url.get_backend_name()
     if dialect == "sqlite":
-        return _sqlite(url)
+        return _sqlite(url, "FULL" if every_power_cut else "NORMAL")
     if dialect == "postgresql":
         return _postgresql(url)
     raise ConfigError(f"storage.database: '{dialect}' is not supported: sqlite:///FILE or postgresql://…")
 
 
-def _sqlite(url: URL) -> Engine:
+def _sqlite(url: URL, synchronous: str) -> Engine:
     if not url.database or url.database == ":memory:":
         raise ConfigError("storage.database: an SQLite database must be a file: sqlite:///FILE")
     try:
@@ -106,7 +108,7 @@ def _sqlite(url: URL) -> Engine:
     @event.listens_for(engine, "connect")
     def _connect(connection: Any, _: object) -> None:
         connection.isolation_level = None  # transactions are begun below, not by the driver
-        for pragma in ("journal_mode=WAL", "foreign_keys=ON"):
+        for pragma in ("journal_mode=WAL", "foreign_keys=ON", f"synchronous={synchronous}"):
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")

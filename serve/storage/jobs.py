@@ -34,13 +34,14 @@ class JobStore(Outbox, Ledger, Groups, Keys, Owners):
 
     Args:
         url: see `Database`.
+        every_power_cut: see `Database`.
         ended_ttl_s: seconds for which failed and cancelled jobs are kept; completed ones are told when they expire.
 
     Every method raises Unavailable when the database does not answer.
     """
 
-    def __init__(self, url: str, *, ended_ttl_s: float = 7 * 86_400) -> None:
-        super().__init__(url)
+    def __init__(self, url: str, *, ended_ttl_s: float = 7 * 86_400, every_power_cut: bool = True) -> None:
+        super().__init__(url, every_power_cut=every_power_cut)
         self.ended_ttl_s = ended_ttl_s
 
     def create(

@@ -115,3 +115,11 @@ def test_processes_that_claim_at_once(store: JobStore, url: str, make_job: MakeJ
     created = [store.create(make_job(model="m")).id for _ in range(30)]
     claims = race(CLAIMS, 3, url)
     assert sorted(job for each in claims for job in each) == sorted(created)
+
+
+@pytest.mark.parametrize(("every_power_cut", "synchronous"), [(True, 2), (False, 1)])
+def test_what_can_be_done_again_waits_for_no_disk(url: str, every_power_cut: bool, synchronous: int) -> None:
+    store = JobStore(url, every_power_cut=every_power_cut)
+    with store._engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == synchronous  # FULL, NORMAL
+    store.close()
