@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from goodput_arms import Arm, ours, plain
-from goodput_mix import MIX, balanced, kinds, mean_s, quick_mix, trace_of
+from goodput_mix import MIX, OFF, balanced, kinds, mean_s, quick_mix, trace_of
 from goodput_run import closed_loop, files, isolated, problem_of, replay
 from goodput_tally import HEADING, Book, Tally, merged, metrics
 from report import metric, parser, publish
@@ -37,6 +37,8 @@ WAYS = ((2, 1), (1, 2))
 CLIENTS = (1, 2, 4, 8, 16)
 SATURATING = 4
 SMALL = 8
+QUICK_OFF = 0.5
+"""A trace of some seconds has some load."""
 UNORDERED = {"scheduling.admission": False, "scheduling.lead_s": 1e6, "scheduling.lease_s": 1e6}
 """For the policies that ours is compared with: everything is handed to the replica at once, and they alone decide."""
 
@@ -51,14 +53,14 @@ class Bench:
     loads: Sequence[float]
     arms: Sequence[str]
     has_concurrency: bool
-    repeats: int
+    is_quick: bool
     folder: Path
     book: Book
 
-    def run(self, is_quick: bool) -> str | None:
+    def run(self) -> str | None:
         """What is wrong with the pixels; None where nothing is."""
         if "way" not in self.book:
-            self._quick_way() if is_quick else self._best_way()
+            self._quick_way() if self.is_quick else self._best_way()
         for round_ in range(self.rounds):
             for arm in self.arms:
                 if (problem := self._arm(arm, round_)) is not None:
@@ -97,7 +99,8 @@ class Bench:
                     return problem
             for load in cells:
                 alone = self.book["alone/plain"]
-                trace = trace_of(self.mix, self.seconds, load, self.rate, alone, round_)
+                off = QUICK_OFF if self.is_quick else OFF
+                trace = trace_of(self.mix, self.seconds, load, self.rate, alone, round_, off)
                 self.book.put_served(self._cell(name, load, round_), _of(replay(arm, trace, alone)))
                 say(HEADING + "\n" + self._tally(name, load, round_).line())
         return None
@@ -120,7 +123,7 @@ class Bench:
         yield f"alone/{name}", self._alone
         if name in ("plain", "ours") and self.has_concurrency:
             yield f"clients/{name}", self._clients
-        if name == "ours":
+        if name == "ours" and not self.is_quick:
             yield "batched", self._batched
 
     def _alone(self, arm: Arm) -> str | None:
@@ -135,7 +138,7 @@ class Bench:
             theirs = {one.size: (self.folder / f"{one.size}.of-plain").read_bytes() for one in these}
             if (problem := problem_of(these, made, theirs)) is not None:
                 return problem
-        found = _of(isolated(arm, these, self.repeats))
+        found = _of(isolated(arm, these, 1 if self.is_quick else 3))
         self.book.put(f"alone/{arm.name}", found)
         say(f"alone, {arm.name} takes " + ", ".join(f"{size}: {s:.2f} s" for size, s in found.items()))
         return None
@@ -216,16 +219,16 @@ def main() -> int:
     with _folder(options.results) as folder:
         bench = Bench(
             mix=quick_mix() if quick else MIX,
-            seconds=6.0 if quick else 60 * options.minutes,
+            seconds=4.0 if quick else 60 * options.minutes,
             rounds=1 if quick else options.rounds,
             loads=[1.0] if quick else options.loads,
             arms=["plain", "ours"] if quick else sorted({"plain", *options.arms}, key=ARMS.index),
             has_concurrency=not (quick or options.no_concurrency),
-            repeats=1 if quick else 3,
+            is_quick=quick,
             folder=folder,
             book=Book(folder / ("quick.jsonl" if quick else "goodput.jsonl")),
         )
-        if (problem := bench.run(quick)) is not None:
+        if (problem := bench.run()) is not None:
             say(f"not reported: {problem}")
             return 1
         publish(bench.report(), options.json)
