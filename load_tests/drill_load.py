@@ -194,7 +194,8 @@ class Load:
             return Seen(following.id, "lost", steps=steps, error="never ended" if last is None else last.text)
         why = self._patiently(http, f"/v1/jobs/{following.id}/why")
         counts = {d["decision"]: d["count"] for d in why.json()["decisions"]}
-        off, extra = None, ()
+        off: int | None = None
+        extra: tuple[str, ...] = ()
         if job["status"] == "completed":
             found = pixels(self._patiently(http, f"/v1/jobs/{following.id}/content").content, following.ask)
             expected = self._expected.get(following.ask)
