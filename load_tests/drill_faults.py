@@ -14,6 +14,7 @@ from drill_stores import Disk
 from drill_world import TITLES, World
 
 AWAY_S = 20.0
+BUSY_S = 4.0
 NODE_AWAY_S = 12.0
 FROZEN_S = 40.0
 SERVING = ("denoiser", "encoder", "decoder", "dispatcher", "gateway")
@@ -47,6 +48,19 @@ def _kill(kind: str) -> Callable[[World, random.Random], str]:
         victim = _one(world, kind, chance)
         send([victim.pid], SIGKILL)
         return ""
+
+    return inject
+
+
+def _kill_busy(kind: str) -> Callable[[World, random.Random], str]:
+    """Stopped first, until something waits for it for sure."""
+
+    def inject(world: World, chance: random.Random) -> str:
+        victim = _one(world, kind, chance)
+        send([victim.pid], SIGSTOP)
+        time.sleep(BUSY_S)
+        send([victim.pid], SIGKILL)
+        return f"stopped for {BUSY_S:g} s before, so that it had work"
 
     return inject
 
@@ -160,8 +174,8 @@ FAULTS: Mapping[str, Fault] = {
     "node": Fault("SIGKILL of all processes of a node", "nodes", _kill_node),
     "upgrade": Fault("rolling upgrade: every replica is replaced", "nodes", _upgrade),
     "scale-down": Fault("2 denoisers to 1, under generations longer than the grace period", "nodes", _scale_down, True),
-    "encoder": Fault("SIGKILL of a text encoder", "nodes", _kill("encoder")),
-    "decoder": Fault("SIGKILL of a VAE decoder", "nodes", _kill("decoder"), at=(0.95, 1.0)),
+    "encoder": Fault("SIGKILL of a text encoder", "nodes", _kill_busy("encoder"), at=(0.8, 1.0)),
+    "decoder": Fault("SIGKILL of a VAE decoder", "nodes", _kill_busy("decoder"), at=(0.8, 1.0)),
     "ingress": Fault("SIGKILL of an ingress replica", "nodes", _kill("gateway")),
     "controller": Fault("SIGKILL of the Serve controller", "nodes", _kill("controller")),
     "proxy": Fault("SIGKILL of the HTTP proxy", "nodes", _kill("proxy")),

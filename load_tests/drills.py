@@ -52,7 +52,7 @@ def drill(name: str, world: World, expected: dict[Ask, Pixels], chance: random.R
         expected |= undisturbed(world.url, [ask])
     clients = min(clients, 2) if fault.is_long else clients
     load = Load(world.url, name, asks, expected, world.artifacts.files, clients=clients).start()
-    load.wait_midway(1 if fault.is_long or fault.at[0] > 0.9 else min(clients, 2), *fault.at)
+    load.wait_midway(1 if fault.is_long or fault.at[0] > 0.7 else min(clients, 2), *fault.at)
     fault_at = time.monotonic()
     try:
         note = fault.inject(world, chance)
