@@ -54,11 +54,12 @@ def object_store_mb(world: World, address: str) -> float:
     return float(found[1])
 
 
-def watched(world: World, minutes: float, every_s: float = 15.0) -> list[Sample]:
+def watched(world: World, minutes: float, most: int = 40) -> list[Sample]:
+    """Samples of so many minutes, evenly spread."""
     began, found = time.monotonic(), []
     while time.monotonic() - began < 60 * minutes:
         found.append(sample(world, began))
-        time.sleep(every_s)
+        time.sleep(60 * minutes / most)
     return found
 
 
