@@ -18,6 +18,7 @@ from raydiance.serve.storage.jobs import JobStore
 
 LONG = {"prompt": "a large red circle moving right on a black background", "height": 96, "width": 96, "num_frames": 17}
 SETTINGS = {"denoiser.checkpoint_interval_s": 0.2, "denoiser.progress_interval_s": 0.05}
+SMALL = {"height": 64, "width": 64, "num_frames": 9}
 FINISH_TIMEOUT_S = 120
 
 
@@ -106,9 +107,9 @@ def test_one_of_two_dispatchers_is_lost(tmp_path: Path, fault: signal.Signals) -
     try:
         server.wait_ready()
         with httpx.Client(base_url=server.url, timeout=60) as client:
-            undisturbed = submit(client, num_inference_steps=60, seed=3)
+            undisturbed = submit(client, num_inference_steps=60, seed=3, **SMALL)
             wait_for(client, undisturbed, "completed")
-            jobs = [submit(client, num_inference_steps=60, seed=3) for _ in range(6)]
+            jobs = [submit(client, num_inference_steps=60, seed=3, **SMALL) for _ in range(6)]
             for job_id in jobs:
                 wait_for(client, job_id, "in_progress")
             first = {job_id for job_id in jobs if slot_of_owner(str(table.get(job_id).owner)) == 0}
