@@ -1,19 +1,30 @@
 """How many replicas a stage should have: from the work that is here, what is forecast, and what it may cost. Pure.
 
-A new replica serves `start_s` seconds after it is asked for. Until then those that live go on with the work; what will
-be left then has to be done by its deadline, beside what comes:
+For what comes as many as its level keeps busy; beside them as many as do what is here by its deadlines:
 
-    wanted = forecast / utilization + max over deadlines D of (work due by D + (forecast - live) * start) / (D - start)
+    wanted = level / utilization + max over deadlines D of the least n with  sum over i <= n of (D - ready_i) >= due(D)
+
+`ready_i` is 0 for a replica that serves, what remains of its start for one that was asked for, and a whole start for
+any other; due(D) is the work that should be done by D. A new replica cannot help what has to begin before it serves: of
+such work due(D) has what those that are there can do by D. The rest is late whatever is decided, and due `drain_s`
+after a start, as is all that is late already. A sample is worth one replica at most.
+
+To keep a replica for as long as a start takes costs what starting it anew does. So one goes when for so long it was
+asked for neither by that formula nor by its second term with all `ready_i` = 0, which is how many the work that is here
+would have kept busy.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
+from itertools import accumulate
 from statistics import median
 
-from raydiance.deploy.forecast import Arrivals, forecast, observed
+from raydiance.deploy.forecast import Arrivals, observed
 from raydiance.deploy.hours import Hours, spares_at
 
 STARTS_KEPT = 5
@@ -39,10 +50,10 @@ class Rules:
     spare_percent: float = 0.0
     schedule: tuple[Hours, ...] = ()
     timezone: str = "UTC"
-    utilization: float = 0.8
-    drain_s: float = 10.0
+    utilization: float = 1.0
+    drain_s: float = 30.0
     batch_drain_s: float = 600.0
-    window_s: float = 60.0
+    window_s: float = 300.0
     hysteresis: float = 0.1
     cooldown_s: float = 60.0
     idle_s: float = 300.0
@@ -135,7 +146,7 @@ def decide(state: State, signals: Signals, rules: Rules, now: float) -> tuple[St
     """Args: now: in Unix seconds, as the schedule of spares needs it; it never goes back."""
     state, is_busy = _seen(state, signals, rules, now)
     start_s = state.start_s(rules)
-    rate = forecast(state.arrivals, start_s)
+    rate = state.arrivals.level
     if signals.age_s > rules.stale_s:
         held = Reason("stale", f"signals are {signals.age_s:.1f} s old: {signals.target} held")
         return state, Decision(signals.target, signals.target, rate, start_s, (held,))
@@ -145,9 +156,13 @@ def decide(state: State, signals: Signals, rules: Rules, now: float) -> tuple[St
         wanted, needed, enough = 0.0, 0, 0
         reasons = [Reason("idle", f"nothing to do for {idle_s:.0f} s")]
     else:
-        wanted, reasons = _wanted(signals, rules, rate, start_s)
-        margin = rules.hysteresis * (1 + wanted)
-        needed, enough = (max(math.ceil(about), 1) for about in (wanted - margin, wanted + margin))
+        ready_s = [0.0] * min(signals.num_live, signals.target)
+        ready_s += [max(at + start_s - now, 0.0) for at in state.asked]
+        wanted = rate / rules.utilization + replicas_for(signals.work, ready_s, start_s, rules)
+        kept = max(wanted, replicas_for(signals.work, (), 0.0, rules))
+        needed = max(math.ceil(wanted - rules.hysteresis * (1 + wanted)), 1)
+        enough = max(math.ceil(kept + rules.hysteresis * (1 + kept)), 1)
+        reasons = _reasons(signals, rate)
     spares = _spares(needed, rules, now)
     if spares:
         reasons.append(Reason("spares", f"{spares} spare"))
@@ -175,31 +190,50 @@ def _seen(state: State, signals: Signals, rules: Rules, now: float) -> tuple[Sta
     return replace(state, arrivals=arrivals, busy_at=now if is_busy else state.busy_at), is_busy
 
 
-def _wanted(signals: Signals, rules: Rules, rate: float, start_s: float) -> tuple[float, list[Reason]]:
-    """Replicas for what comes, and for what will be left when a new one serves."""
+def _reasons(signals: Signals, rate: float) -> list[Reason]:
     reasons = []
-    steady = rate / rules.utilization
-    if steady >= QUIET:
-        reasons.append(Reason("forecast", f"{rate:.2f} s of work a second forecast in {start_s:.0f} s"))
-    live = min(signals.num_live, signals.target)
-    seconds, count, extra = 0.0, 0, 0.0
-    due = sorted(((_until(each, rules, start_s), each) for each in signals.work), key=lambda pair: pair[0])
-    for until_s, each in due:
-        seconds, count = seconds + each.seconds, count + each.count
-        left_s = seconds + (rate - live) * start_s
-        extra = max(extra, min(left_s / until_s, count))
+    if rate >= QUIET:
+        reasons.append(Reason("forecast", f"{rate:.2f} s of work a second forecast"))
     if signals.work:
+        seconds, count = math.fsum(each.seconds for each in signals.work), sum(each.count for each in signals.work)
         reasons.append(Reason("work", f"{seconds:.1f} s of work in {count} samples"))
     if signals.is_waking:
         reasons.append(Reason("waking", "one to learn what requests take"))
-    return steady + extra, reasons or [Reason("quiet", "nothing is here, and nothing is forecast")]
+    return reasons or [Reason("quiet", "nothing is here, and nothing is forecast")]
 
 
-def _until(work: Work, rules: Rules, start_s: float) -> float:
-    """Seconds from when a new replica serves until it should be done: what cannot be in time soon all the same."""
+def replicas_for(work: Sequence[Work], ready_s: Sequence[float], start_s: float, rules: Rules) -> float:
+    """The least that do the work by its deadlines: the second term of the formula.
+
+    Args: ready_s: until each replica serves that there is or that was asked for, ascending, at most start_s.
+    """
+    ready_sum, late_until_s = [0.0, *accumulate(ready_s)], start_s + rules.drain_s
+    dues = [(_until_s(each, start_s, rules), i, each) for i, each in enumerate(work)]
+    heapify(dues)
+    due_s, count, most = 0.0, 0, 0.0
+    while dues:
+        until_s, i, each = heappop(dues)
+        before = bisect_left(ready_s, until_s)
+        room_s = before * until_s - ready_sum[before]
+        count += each.count
+        due_s += each.seconds
+        latest_s = until_s - each.seconds / max(each.count, 1)
+        if latest_s < start_s and until_s < late_until_s and due_s > room_s:
+            late_s = min(due_s - room_s, each.seconds)
+            due_s -= late_s
+            heappush(dues, (late_until_s, i, replace(each, seconds=late_s, count=0)))
+        busy = bisect_left(range(before), due_s, key=lambda n: (n + 1) * until_s - ready_sum[n + 1])
+        left_s = due_s - (busy * until_s - ready_sum[busy])
+        each_s = until_s - (ready_s[busy] if busy < before else start_s)
+        most = max(most, min(busy + (left_s / each_s if each_s > 0 else 0.0), count))
+    return most
+
+
+def _until_s(work: Work, start_s: float, rules: Rules) -> float:
+    """Seconds until it should be done, or is to be done where that cannot be any more."""
     if math.isinf(work.slack_s):
-        return rules.batch_drain_s
-    return max(work.slack_s - start_s, rules.drain_s)
+        return start_s + rules.batch_drain_s
+    return work.slack_s if work.seconds <= work.slack_s * work.count else start_s + rules.drain_s
 
 
 def _spares(needed: int, rules: Rules, now: float) -> int:

@@ -17,7 +17,7 @@ MUCH = {"work": [[30.0, 400.0, 8, "interactive"]]}
 
 @pytest.fixture(scope="module")
 def program() -> Iterator[ScaledCluster]:
-    rules = {"min_replicas": 0, "max_replicas": 4, "idle_s": IDLE_S, "cooldown_s": COOLDOWN_S}
+    rules = {"min_replicas": 0, "max_replicas": 4, "idle_s": IDLE_S, "cooldown_s": COOLDOWN_S, "drain_s": 10.0}
     with scaled_cluster(**rules, start_s=2.0, stale_s=STALE_S) as program:
         yield program
 

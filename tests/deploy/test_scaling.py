@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydiance.deploy.scaling import Decision, Rules, Signals, State, Work, decide
+from raydiance.deploy.scaling import Decision, Rules, Signals, State, Work, decide, replicas_for
 
 RULES = Rules(min_replicas=1, max_replicas=8, start_s=20.0)
 works = st.lists(
@@ -153,6 +153,39 @@ def test_what_can_wait_asks_for_less_than_what_cannot() -> None:
     assert wanted(60.0) == 8
     assert wanted(math.inf) == 1
     assert wanted(60.0) > wanted(300.0) > wanted(math.inf)
+
+
+@given(
+    st.lists(st.builds(Work, slack_s=st.floats(40, 900), seconds=st.floats(0, 20)), max_size=8),
+    st.lists(st.floats(0, 20), max_size=4).map(sorted),
+)
+def test_so_many_replicas_do_what_can_be_done_in_time_and_one_fewer_do_not(
+    work: list[Work], ready_s: list[float]
+) -> None:
+    def is_done(num: int) -> bool:
+        ready = [*ready_s, *[20.0] * num][:num]
+        dues = [(a.slack_s, sum(b.seconds for b in work if b.slack_s <= a.slack_s)) for a in work]
+        return all(sum(max(until_s - at, 0.0) for at in ready) >= due_s - 1e-6 for until_s, due_s in dues)
+
+    found = replicas_for(work, ready_s, 20.0, RULES)
+    assert is_done(math.ceil(found - 1e-9))
+    assert found <= 1e-6 or not is_done(math.ceil(found - 1e-9) - 1) or found <= 1
+
+
+def test_what_a_new_replica_cannot_help_asks_for_none() -> None:
+    """10 s each within 15 s, where a start takes 20: two do three of ten, the rest by the drain."""
+    lost = [Work(15.0, 10.0) for _ in range(10)]
+    assert replicas_for(lost, [0.0, 0.0], 20.0, replace(RULES, drain_s=30.0)) == pytest.approx(2.0)
+    assert replicas_for(lost, [0.0, 0.0], 2.0, RULES) > 7.0
+
+
+def test_replicas_that_start_already_are_reckoned_with_from_when_they_serve() -> None:
+    cluster = Cluster(RULES)
+    asked = cluster.step(*[Work(60.0, 12.0) for _ in range(20)]).replicas
+    for i in range(1, 39):
+        slack_s = 60.0 - i * cluster.tick_s
+        left = [Work(slack_s, 12.0 - i * cluster.tick_s / 20) for _ in range(20)]
+        assert cluster.step(*left).replicas <= asked + 1, i
 
 
 def test_one_long_sample_is_worth_one_replica() -> None:
