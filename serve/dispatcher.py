@@ -32,6 +32,7 @@ from raydiance.serve.pricer import Pricer, Quote
 from raydiance.serve.profiled import profile_of
 from raydiance.serve.replicas import Replicas
 from raydiance.serve.request import GenerationRequest
+from raydiance.serve.shares import Weights
 from raydiance.serve.signals import Publisher
 from raydiance.serve.stages import warm_up
 from raydiance.serve.stages.quarantine import Quarantine
@@ -78,6 +79,7 @@ class Dispatcher:
         self._artifacts = ArtifactStore(config.storage.artifacts)
         self._ownership = Ownership(self._jobs, model.id, slot)
         self._quarantine = Quarantine()
+        self._weights = Weights(self._jobs)
         self._feeds: dict[str, Feed] = {}
         self._walks: dict[str, asyncio.Task[None]] = {}
         self._claiming: set[str] = set()
@@ -164,7 +166,8 @@ class Dispatcher:
             walk.cancel()
 
     def _stores(self) -> Stores:
-        return Stores(self._jobs, self._artifacts, self._config.storage.artifact_ttl_s, self._ownership.id)
+        ttl_s = self._config.storage.artifact_ttl_s
+        return Stores(self._jobs, self._artifacts, self._weights, ttl_s, self._ownership.id)
 
     async def card(self) -> ModelCard | None:
         """None until the warm-up generation has come through."""

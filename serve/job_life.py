@@ -17,6 +17,7 @@ from raydiance.serve.desk import Desk
 from raydiance.serve.errors import Conflict, GenerationFailed, NotFound, Unavailable
 from raydiance.serve.feed import Feed
 from raydiance.serve.patience import patiently
+from raydiance.serve.shares import Weights
 from raydiance.serve.stages.quarantine import Quarantine
 from raydiance.serve.stages.recovery import Recovery
 from raydiance.serve.stages.safekeeping import Safekeeping
@@ -37,6 +38,7 @@ class Stores:
 
     jobs: JobStore
     artifacts: ArtifactStore
+    weights: Weights
     ttl_s: float
     owner: str
 
@@ -171,7 +173,7 @@ class JobLife:
     async def _run(self) -> Job | None:
         """Raises Conflict or NotFound where it is no longer to be done."""
         job, waited_from, card = self._job, time.monotonic(), await self._warm
-        samples = self._desk.enter(job, await asyncio.to_thread(self._stores.jobs.weight_of, job.tenant))
+        samples = self._desk.enter(job, await self._stores.weights.of(job.tenant))
 
         @asynccontextmanager
         async def turn(index: int, share: float) -> AsyncIterator[None]:

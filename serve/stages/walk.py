@@ -127,7 +127,7 @@ class Walk:
         self._done = [0.0] * len(self._specs)
         self._denoise_s = [0.0] * len(self._specs)
         self._timings: dict[str, float] = {}
-        self._saved = 0, float("-inf")  # percent, and when
+        self._saved = 0, time.monotonic()  # percent, and when; what is done at once is not written before
 
     async def run(self) -> tuple[list[Artifact], dict[str, float]]:
         """The stored files, in sample order, and seconds per stage (the slowest sample's)."""
