@@ -59,6 +59,7 @@ def watched(world: World, minutes: float, most: int = 40) -> list[Sample]:
     began, found = time.monotonic(), []
     while time.monotonic() - began < 60 * minutes:
         found.append(sample(world, began))
+        print(f"    {found[-1]}", flush=True)
         time.sleep(60 * minutes / most)
     return found
 
