@@ -8,10 +8,11 @@ from random import Random
 from types import SimpleNamespace
 
 import pytest
+from bench_autoscaling import best_within, cheapest
 from ray.serve import autoscaling_policy
 from ray.serve.config import AutoscalingConfig
 from sim_scalers import Ours, ServeConfig, ServeDefault
-from sim_scaling import Scaler, Simulation, View
+from sim_scaling import Outcome, Sample, Scaler, Simulation, View
 from trace_arrival import Arrival
 from trace_bursts import BURSTS, FACTOR, bursts
 from traces import MIXES
@@ -136,3 +137,15 @@ def test_policies_end_what_comes(scaler: Scaler) -> None:
     found = Simulation(trace, lambda _: 4.0, scaler, 20.0).run()
     assert not found.mistakes()
     assert 1 < found.peak <= 8
+
+
+def outcome(gpu_hours: float, met: int) -> Outcome:
+    """Of ten requests, so many of them met."""
+    samples = (Sample(i, arrival(0), 1.0, 5.0, 0.0, 1.0 if i < met else 9.0) for i in range(10))
+    return Outcome(tuple(samples), gpu_hours * 3600, 1, 0)
+
+
+def test_the_default_beside_ours_is_the_best_that_costs_no_more_and_the_cheapest_that_meets_as_many() -> None:
+    found = {"poor": outcome(2, 5), "fair": outcome(4, 7), "worse": outcome(5, 6), "good": outcome(9, 9)}
+    assert [best_within(found, hours)[0] for hours in (1, 4.5, 8, 9)] == ["poor", "fair", "fair", "good"]
+    assert [cheapest(found, met)[0] for met in (0.5, 0.6, 0.8, 1.0)] == ["poor", "fair", "good", "good"]
