@@ -97,10 +97,7 @@ class Dispatcher:
         self._desk = Desk(scheduling, self._replicas.supply)
         self._replicas.watch(self._backlog.look)
         self._warm: asyncio.Future[ModelCard] = asyncio.get_running_loop().create_future()
-        self._background = [
-            asyncio.ensure_future(self._start()),
-            asyncio.ensure_future(self._ownership.keep(lost=self._let_go)),
-        ]
+        self._background = [asyncio.ensure_future(self._start())]
         if config.autoscaling.is_on:
             denoiser = self._stages.denoiser.deployment_name
             publisher = Publisher(model.id, denoiser, self._desk, self._backlog, self._replicas)
@@ -122,6 +119,8 @@ class Dispatcher:
             except RayError as e:
                 log.warning("warm-up of '%s' is tried again: %s", self._model.id, e)
                 await asyncio.sleep(1)
+        await self._ownership.register()  # not before it can walk them: a predecessor may still do
+        self._background.append(asyncio.ensure_future(self._ownership.keep(lost=self._let_go)))
         while True:
             try:
                 await self._take_up()

@@ -12,6 +12,7 @@
     ├── TooManyRequests           429  carries retry_after_s
     ├── GenerationFailed          500  the work itself failed; the job says why
     ├── CheckpointRefused         500  (inside only) a state that this replica cannot go on from; it starts anew
+    ├── StateGone                 500  (inside only) a state that the replica was thought to keep; it is sent again
     ├── ReplicaLost               503  (inside only) a replica died under its work; carries the last checkpoint: go on
     ├── Unavailable               503  not ready, or the replica died: try again
     └── ConfigError               (start only) an option that cannot be honoured
@@ -110,6 +111,10 @@ class GenerationFailed(RaydianceError):
 
 class CheckpointRefused(RaydianceError):
     default_code = "checkpoint_refused"
+
+
+class StateGone(RaydianceError):
+    default_code = "state_gone"
 
 
 class ReplicaLost(RaydianceError):

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 
 from raydiance.serve.errors import Unavailable
+from raydiance.serve.patience import patiently
 from raydiance.serve.storage.jobs import JobStore
 
 log = logging.getLogger("ray.serve")
@@ -16,23 +17,26 @@ DEAD_BEATS = 6
 
 
 class Ownership:
-    """Registered from the start: whoever had the slot before has lost its jobs when this returns.
-
-    Attributes:
-        id: that its jobs are owned by.
-
-    Raises Unavailable when the database does not answer.
+    """Attributes:
+    id: that its jobs are owned by; nobody's before `register`.
     """
 
     def __init__(self, jobs: JobStore, model: str, slot: int) -> None:
-        self.id = jobs.register(model, slot)
+        self.id = ""
         self._jobs = jobs
         self._model = model
         self._slot = slot
         self._seen: dict[str, tuple[int, int]] = {}  # of a peer: its signs of life, and looks without a new one
 
+    async def register(self) -> None:
+        """From now on it can have jobs; whoever had the slot before has lost its own. Waits for a table that is away.
+
+        Raises Unavailable after a while.
+        """
+        self.id = await patiently(lambda: asyncio.to_thread(self._jobs.register, self._model, self._slot))
+
     async def keep(self, lost: Callable[[], None]) -> None:
-        """Goes on until cancelled. Raises Conflict when it has a successor: then it is one too many.
+        """After `register`. Goes on until cancelled. Raises Conflict when it has a successor: then it is one too many.
 
         Args:
             lost: called when it was taken for dead: its jobs are others' now. Without a successor it goes on as a new

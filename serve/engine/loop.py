@@ -25,6 +25,7 @@ from raydiance.serve.engine.orders import Report, Standing, Start, Turn
 from raydiance.serve.engine.parts import Part
 from raydiance.serve.engine.planner import Planner
 from raydiance.serve.engine.served import Served
+from raydiance.serve.engine.terms import Terms
 from raydiance.serve.engine.ways import Costs, Shape
 
 log = logging.getLogger("ray.serve")
@@ -90,10 +91,20 @@ class DenoisingLoop:
             if member is not None and not member.is_paused:
                 raise ValueError(f"trajectory {start.id} is being denoised already")
             if member is not None and member.stands.step_index == start.step:
-                member.begin_lease(start, listener)
+                member.begin_lease(start.terms, listener)
             else:
                 self._members[start.id] = Member(start, listener, since=time.time())
             self._changed.notify()
+
+    def rejoin(self, member_id: str, step: int, terms: Terms, listener: Listener) -> bool:
+        """Goes on with one that is paused at a step; False where there is none."""
+        with self._changed:
+            member = self._members.get(member_id)
+            if member is None or not member.is_paused or member.stands.step_index != step:
+                return False
+            member.begin_lease(terms, listener)
+            self._changed.notify()
+            return True
 
     def leave(self, member_id: str, listener: Listener) -> None:
         """Stops stepping it: at most the step in progress is finished. Nothing, where another has its id by now."""

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from raydiance.serve.engine.orders import Outcome, Standing, Start, Wish
 from raydiance.serve.engine.policies.base import Candidate, Reason
+from raydiance.serve.engine.terms import Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,9 @@ class Member:
             running_since=self.running_since,
         )
 
-    def begin_lease(self, start: Start, listener: Listener) -> None:
+    def begin_lease(self, terms: Terms, listener: Listener) -> None:
         """Somebody else listens, and pays."""
-        self.start = replace(self.start, terms=start.terms)
+        self.start = replace(self.start, terms=terms)
         self.listener, self.is_paused = listener, False
         self.busy_s, self.gpu_seconds, self.decisions = 0.0, 0.0, Counter()
 

@@ -20,7 +20,7 @@ from raydiance.serve.engine.planner import Planner
 from raydiance.serve.engine.policies.base import Rules
 from raydiance.serve.engine.policies.registry import policy
 from raydiance.serve.engine.ways import Costs
-from raydiance.serve.errors import ConfigError
+from raydiance.serve.errors import ConfigError, StateGone
 from raydiance.serve.layout_check import limits_of
 from raydiance.serve.parallel_config import ParallelConfig
 from raydiance.serve.scheduling_config import SchedulingConfig
@@ -114,18 +114,22 @@ class Denoiser:
         return self._loop.fleet.card.with_defaults(self._defaults).to_dict()
 
     async def generate(
-        self, work: Work, encoded: list[Tensors], inputs: Tensors | None = None
+        self, work: Work, encoded: list[Tensors] | None, inputs: Tensors | None = None
     ) -> AsyncIterator[StageEvent]:
         """Denoises one sample to its end, or to that of its lease. Cancelling the stream stops it within one step.
 
         Args:
-            encoded: the embeddings of the prompt and, with guidance, of the negative prompt.
+            encoded: the embeddings of the prompt and, with guidance, of the negative prompt; None where the replica
+                keeps the state of the lease before.
             inputs: what the VAE stage made of pictures, video and mask.
 
-        Raises CheckpointRefused when the work's checkpoint belongs to other conditioning.
+        Raises CheckpointRefused when the work's checkpoint belongs to other conditioning, StateGone where none is kept.
         """
         report, linger_s = Reporter(work, self._config), 0.0
-        self._loop.join(Start(work.id, work.spec, encoded, inputs, work.checkpoint, work.step, work.terms), report)
+        if encoded is not None:
+            self._loop.join(Start(work.id, work.spec, encoded, inputs, work.checkpoint, work.step, work.terms), report)
+        elif not self._loop.rejoin(work.id, work.step, work.terms, report):
+            raise StateGone(f"{work.id} is not kept here at step {work.step}")
         try:
             while True:
                 event = await report.events.get()

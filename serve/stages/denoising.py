@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 from ray.exceptions import ActorDiedError, ObjectLostError, RayActorError
@@ -47,6 +48,7 @@ async def denoising(
         last: the replica that had it before.
         group: it goes where this was, if loads are equal.
 
+    Raises StateGone, by its task, where the replica that had it keeps it no longer: send it again, without `last`.
     Raises ReplicaLost where the replica dies, with the last checkpoint that came, else the one that it began from.
     """
     kept = Checkpointed(0, b"") if work.checkpoint is None else Checkpointed(work.step, work.checkpoint)
@@ -65,7 +67,11 @@ async def denoising(
         async with generate.choose_replica(**hints) as replica, _held(replica.replica_id, seconds):
             chosen = replica.replica_id
             loads.settle(group, chosen)
-            events = cast("Any", generate.dispatch(replica, work, embeddings, inputs))
+            if chosen == last and work.checkpoint is not None:  # it keeps both halves of the state for a while
+                sent: tuple[Any, ...] = replace(work, checkpoint=None), None, None
+            else:
+                sent = work, embeddings, inputs
+            events = cast("Any", generate.dispatch(replica, *sent))
             try:
                 yield Denoising(chosen, keeping(events))
             finally:

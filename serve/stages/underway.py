@@ -17,7 +17,7 @@ class Underway:
     """Args:
     last: the replica that had it.
     place: how far it has come, as `strikes` count it.
-    tries: leases that it has had.
+    tries: how often it was begun.
     clear: lets the next suspect go on.
     patience: with a store that a stage misses.
     """

@@ -19,7 +19,7 @@ from raydiance.models.card import ModelCard
 from raydiance.models.spec import Spec
 from raydiance.serve.calls import ask, call
 from raydiance.serve.engine.terms import NO_TERMS, Terms
-from raydiance.serve.errors import CheckpointRefused, GenerationFailed, ReplicaLost, Unavailable
+from raydiance.serve.errors import CheckpointRefused, GenerationFailed, ReplicaLost, StateGone, Unavailable
 from raydiance.serve.feed import Feed
 from raydiance.serve.request import given, previous_video
 from raydiance.serve.stages.denoising import LOST, denoising
@@ -144,6 +144,7 @@ class Walk:
         if self._job.attempt and self._recovery.keeping is not None:
             sample.checkpoint = await self._recovery.keeping.load(sample.index)
         while True:
+            sample.tries, sample.last = sample.tries + 1, None
             try:
                 latents = await self._denoise(sample)
                 return await self._decode(sample.index, sample.spec, latents)
@@ -174,9 +175,13 @@ class Walk:
                 sample.place = sample.step
                 is_suspect = self._recovery.is_suspect(sample.index, sample.place)
                 async with self._recovery.quarantine.held(is_suspect) as sample.clear:
-                    sample.tries += 1
                     work = self._work(f"{job.id}:{sample.index}:{job.attempt}.{sample.tries}", sample)
-                    latents = await self._lease(sample, work, *conditions)
+                    try:
+                        latents = await self._lease(sample, work, *conditions)
+                    except (StateGone, RayTaskError) as e:
+                        if not isinstance(getattr(e, "cause", e), StateGone):
+                            raise
+                        sample.last, latents = None, None
             if latents is not None:
                 return latents
 

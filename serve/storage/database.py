@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,7 +110,8 @@ def _sqlite(url: URL, synchronous: str) -> Engine:
     @event.listens_for(engine, "connect")
     def _connect(connection: Any, _: object) -> None:
         connection.isolation_level = None  # transactions are begun below, not by the driver
-        for pragma in ("journal_mode=WAL", "foreign_keys=ON", f"synchronous={synchronous}"):
+        _to_wal(connection)
+        for pragma in ("foreign_keys=ON", f"synchronous={synchronous}"):
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")
@@ -118,6 +121,19 @@ def _sqlite(url: URL, synchronous: str) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
+
+
+def _to_wal(connection: Any) -> None:
+    """Two processes that do so to a new file at once: one is refused, whatever its patience with locks."""
+    give_up_at = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as e:
+            if "locked" not in str(e) or time.monotonic() > give_up_at:
+                raise
+            time.sleep(0.05)
 
 
 def _postgresql(url: URL) -> Engine:

@@ -13,7 +13,7 @@ from tests.serve.house import House
 
 from raydiance.serve import dispatcher, ownership
 from raydiance.serve.config import ModelConfig
-from raydiance.serve.stages import recovery, refs, reporter
+from raydiance.serve.stages import recovery, refs, reporter, walk
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +30,7 @@ async def build(
     monkeypatch.setattr(dispatcher, "LOOK_S", 0.05)
     monkeypatch.setattr(ownership, "BEAT_S", 0.05)
     monkeypatch.setattr(recovery, "RETRY_S", 0.01)
+    monkeypatch.setattr(walk, "SAVE_S", 0.0)
     monkeypatch.setattr(reporter, "CHECKPOINT_SHARE", float("inf"))  # as often as it is said
     houses: list[House] = []
 

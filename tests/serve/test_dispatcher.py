@@ -229,12 +229,16 @@ async def test_a_dispatcher_that_was_taken_for_dead_writes_nothing_more(build: C
     await first.enqueue(job.id)
     while house.jobs.get(job.id).progress == 0:
         await asyncio.sleep(0.01)
-    second = await house.start()  # it has the slot, and the job, from here on
-    ended = await house.ended(job)
-    assert (ended.state, ended.attempt, ended.owner) == (JobState.COMPLETED, 2, second._ownership.id)
-    assert (await first.stats())["walking"] == 0
+    house.jobs.register("m", 0)  # by a successor
+    async with asyncio.timeout(TIMEOUT_S):
+        while (await first.stats())["walking"]:
+            await asyncio.sleep(0.01)
+    assert not house.jobs.get(job.id).state.is_final
     with pytest.raises(RuntimeError, match="another's now"):
         first.check_health()
+    second = await house.start()
+    ended = await house.ended(job)
+    assert (ended.state, ended.attempt, ended.owner) == (JobState.COMPLETED, 2, second._ownership.id)
     assert (await events(second, job))[-1].type == "completed"
 
 
@@ -254,9 +258,53 @@ async def test_a_long_job_goes_on_from_its_stored_state_when_its_dispatcher_dies
     ended = await house.ended(job)
     assert (ended.state, ended.attempt) == (JobState.COMPLETED, 2)
     assert await house.steps() - before - warmed <= 60 - stored
-    assert [key async for key, _ in house.artifacts.list(states)] == [], "nothing of it is left"
+    async with asyncio.timeout(TIMEOUT_S):
+        while [key async for key, _ in house.artifacts.list(states)]:  # nothing of it is left
+            await asyncio.sleep(0.01)
     undisturbed = house.create(num_inference_steps=60)
     await successor.enqueue(undisturbed.id)
+    files = [await house.artifacts.get((await house.ended(j)).artifacts[0].key) for j in (job, undisturbed)]
+    assert files[0] == files[1]
+
+
+class Watched:
+    """A denoiser of which it is known what was sent to it."""
+
+    def __init__(self, denoiser: Denoiser, forgets: bool = False) -> None:
+        self._denoiser = denoiser
+        self._forgets = forgets
+        self.sent: list[tuple[bool, bool]] = []  # whether embeddings, and a checkpoint, of each lease
+
+    async def card(self) -> dict[str, Any]:
+        return await self._denoiser.card()
+
+    async def generate(self, work: Any, encoded: Any, image: Any) -> AsyncIterator[StageEvent]:
+        if not work.id.startswith("warm-up"):
+            self.sent.append((encoded is not None, work.checkpoint is not None))
+        if self._forgets and encoded is None:
+            self._denoiser._loop._members.pop(work.id)
+        async for event in self._denoiser.generate(work, encoded, image):
+            yield event
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+async def test_a_state_that_is_kept_is_not_sent_again(build: Callable[..., House], forgets: bool) -> None:
+    house = build(**{"scheduling.lease_s": 1e-3})
+    watched = Watched(house.denoiser, forgets)
+    house.stages["denoiser"] = LocalHandle(watched)
+    dispatcher = await house.start()
+    job = house.create(num_inference_steps=4)
+    await dispatcher.enqueue(job.id)
+    ended = await house.ended(job)
+    assert (ended.state, ended.attempt) == (JobState.COMPLETED, 1)
+    first, *rest = watched.sent
+    later = [(False, False), (True, True)] if forgets else [(False, False)]
+    assert first == (True, False)
+    assert rest
+    assert rest == later * (len(rest) // len(later))
+    undisturbed = house.create(num_inference_steps=4)
+    watched._forgets = False
+    await dispatcher.enqueue(undisturbed.id)
     files = [await house.artifacts.get((await house.ended(j)).artifacts[0].key) for j in (job, undisturbed)]
     assert files[0] == files[1]
 
