@@ -101,12 +101,13 @@ def start_local(
     keep_logs = False
     try:
         on_phase("starting Ray")
+        pretended: dict[str, Any] = {"num_gpus": math.ceil(preflight.asked_gpus(config)[0])} if simulated else {}
         with _sigterm_kept():
             try:
                 context: Any = ray.init(
                     address="local",
                     num_cpus=_num_cpus(config),
-                    num_gpus=math.ceil(preflight.asked_gpus(config)[0]) if simulated else None,  # pretended
+                    **pretended,
                     include_dashboard=False,
                     object_store_memory=object_store_bytes,
                     logging_level=logging.ERROR,

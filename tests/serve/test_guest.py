@@ -141,7 +141,7 @@ def test_the_application_gives_a_guest_no_text_encoder(
     gpu = {"num_gpus": 1}
     app.build_app(Config(models=models, denoiser=gpu, vae_decoder=gpu))  # type: ignore[arg-type]
     names = [name for name, _ in bound]
-    assert [n for n in names if n.endswith("-sana")] == ["Dispatcher-sana", "GuestDenoiser-sana", "VAEDecoder-sana"]
+    assert [n for n in names if n.endswith("-sana")] == ["GuestDenoiser-sana", "VAEDecoder-sana", "Dispatcher-sana"]
     assert "TextEncoder-tiny" in names
     assert [dict(bound)[n]["num_gpus"] for n in ("GuestDenoiser-sana", "VAEDecoder-sana", "VAEDecoder-tiny")] == [
         1,
