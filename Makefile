@@ -53,9 +53,10 @@ bench: $(STAMP)
 	done
 
 # some 25 minutes; DRILL_ARGS="--only node" for one, DRILL_ARGS=--random for fifty by chance
+# first the drills among the tests, then every fault under load (left out where PYTEST_ARGS chooses tests)
 drill: $(STAMP)
 	$(BIN)/python -m pytest -m drill $(PYTEST_ARGS)
-	$(BIN)/python load_tests/drills.py $(DRILL_ARGS)
+	$(if $(PYTEST_ARGS),,$(BIN)/python load_tests/drills.py $(DRILL_ARGS))
 
 clean:
 	rm -rf $(VENV) build dist demo-out bench-out src/raydiance.egg-info .mypy_cache .ruff_cache .pytest_cache
