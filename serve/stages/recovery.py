@@ -22,7 +22,7 @@ LOST_REPLICA, RECOMPUTED = "lost_replica", "recomputed_step"
 """What is counted of a job, see `why`."""
 NODE_DIED = "node has died"
 MAX_CALLS = 5
-"""Losses in a row, of encoders, decoders or what they made, that a sample may be there for."""
+"""Deaths of encoders or decoders under a sample, and losses in a row of what they made, after which it is failed."""
 
 
 class Keeping(Protocol):
@@ -73,36 +73,37 @@ class Recovery:
         Raises GenerationFailed where it is taken for what killed the replicas, Conflict where the job is another's.
         """
         tries = self._tries[index] = self._tries.get(index, 0) + 1
-        if was_killed(error) and ENCODE < place < end:
-            await self._struck(index, place, error)
+        if was_killed(error):
+            await self._struck(index, place, end, error)
         elif is_gone(error) and tries > MAX_CALLS:
-            stage = "encoded" if place == ENCODE else "decoded" if place == end else "handed over"
-            raise GenerationFailed(
-                f"sample {index}: {tries} replicas in a row died while it was {stage}; it is not tried again",
-                code="poison_request",
-            ) from error
-        await asyncio.sleep(min(RETRY_S * 2 ** (tries - 1), MAX_RETRY_S))
+            raise _poison(f"sample {index}: what was made for it was lost {tries} times in a row") from error
+        await asyncio.sleep(min(RETRY_S * 2 ** min(tries - 1, 10), MAX_RETRY_S))
 
     def advanced(self, index: int) -> None:
         """It was encoded, or stepped."""
         self._tries.pop(index, None)
 
-    async def _struck(self, index: int, place: int, error: Exception) -> None:
+    async def _struck(self, index: int, place: int, end: int, error: Exception) -> None:
+        """Deaths of encoders and decoders are counted apart: others share their batches, nobody runs alone."""
+        if ENCODE < place < end:
+            who, limit, where = str(index), MAX_REPLICAS, f"at its step {place}, the last while no other suspect ran"
+        else:
+            stage = "encoded" if place == ENCODE else "decoded"
+            who, limit, where = f"{index} {stage}", MAX_CALLS, f"while it was {stage}"
         try:
             if self._strike is None:
-                self._strikes = struck(self._strikes, str(index), place)
+                self._strikes = struck(self._strikes, who, place)
             else:
-                self._strikes = dict(await self._strike(str(index), place))
+                self._strikes = dict(await self._strike(who, place))
         except Unavailable as e:
             log.warning("a strike of sample %d is known here alone: %s", index, e)
-            self._strikes = struck(self._strikes, str(index), place)
-        strike = self._strikes[str(index)]
-        if strike.count >= MAX_REPLICAS:
-            raise GenerationFailed(
-                f"sample {index}: {strike.count} replicas died at its step {strike.place}, the last while no "
-                "other suspect ran; it is taken for what killed them, and not tried again",
-                code="poison_request",
-            ) from error
+            self._strikes = struck(self._strikes, who, place)
+        if (count := self._strikes[who].count) >= limit:
+            raise _poison(f"sample {index}: {count} replicas died {where}; it is taken for what killed them") from error
+
+
+def _poison(message: str) -> GenerationFailed:
+    return GenerationFailed(f"{message}, and not tried again", code="poison_request")
 
 
 def was_killed(error: BaseException) -> bool:

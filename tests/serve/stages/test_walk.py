@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from ray.exceptions import OwnerDiedError, RayTaskError
+from ray.exceptions import OwnerDiedError, RayActorError, RayTaskError
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import DeploymentUnavailableError
 from tests.local_handles import LocalHandle
 
 from raydiance.models.card import Defaults, ModelCard
 from raydiance.models.spec import Spec
 from raydiance.serve.calls import ask
+from raydiance.serve.errors import GenerationFailed
 from raydiance.serve.feed import Feed
 from raydiance.serve.request import GenerationRequest
 from raydiance.serve.stages import recovery
@@ -36,11 +39,12 @@ class Doubles:
 
     def __init__(self, **losses: int) -> None:
         self.losses = losses
+        self.error: Callable[[], Exception] = lost
 
     def lose(self, name: str) -> None:
         if self.losses.get(name, 0):
             self.losses[name] -= 1
-            raise lost()
+            raise self.error()
 
     async def encode(self, texts: list[str]) -> Encoded:
         self.lose("encode")
@@ -87,6 +91,32 @@ async def test_what_died_with_the_replica_that_made_it_is_made_again(
     monkeypatch.setattr(recovery, "RETRY_S", 0.001)
     [artifact], _ = await a_walk(Doubles(**{stage: 2})).run()
     assert artifact.key == "jobs/video_1/0.mp4"
+
+
+@pytest.mark.parametrize(("stage", "deaths"), [("encode", 5), ("generate", 2), ("decode", 5)])
+async def test_one_that_takes_every_replica_of_a_stage_down_is_failed(
+    monkeypatch: pytest.MonkeyPatch, stage: str, deaths: int
+) -> None:
+    monkeypatch.setattr(recovery, "RETRY_S", 0.001)
+    doubles = Doubles(**{stage: 99})
+    doubles.error = RayActorError
+    with pytest.raises(GenerationFailed, match=f"{deaths} replicas died") as failed:
+        await a_walk(doubles).run()
+    assert failed.value.code == "poison_request"
+    assert 99 - doubles.losses[stage] == deaths
+
+
+async def test_what_is_away_for_long_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr(recovery.asyncio, "sleep", sleep)
+    one = recovery.Recovery()
+    for _ in range(2000):
+        await one.lost(0, 3, 9, DeploymentUnavailableError(DeploymentID("Denoiser")))
+    assert max(waited) == recovery.MAX_RETRY_S
 
 
 class Slow:
