@@ -120,7 +120,7 @@ class JobLife:
     ) -> None:
         self._lease_s = config.scheduling.lease_s
         self._quarantine = quarantine
-        self._keeping = Safekeeping(stores.artifacts, job.id, config.denoiser.store_interval_s)
+        self._keeping = Safekeeping(stores.artifacts, job, config.denoiser.store_interval_s)
         self._stages = stages
         self._warm = warm
         self._desk = desk
@@ -144,6 +144,14 @@ class JobLife:
             self._feed.publish("completed", ended.public())
         elif ended.state.is_final:
             self._feed.publish("failed" if ended.state is JobState.FAILED else "cancelled", ended.public())
+        if ended is None or ended.state.is_final:  # else another dispatcher goes on from its states
+            await self._forget_states()
+
+    async def _forget_states(self) -> None:
+        try:
+            await self._keeping.forget()
+        except Unavailable as e:
+            log.warning("states of job %s stay until its files expire: %s", self._job.id, e)
 
     async def _end(self) -> Job | None:
         """The ended job; None if it was deleted. Raises Unavailable."""
@@ -203,12 +211,7 @@ class JobLife:
             for values, busy_s in zip(job.specs, walk.busy_s, strict=True):
                 pricer.observe(Spec.from_dict(values), busy_s, timings)
             pricer.observe_job(timings)
-        ended = await self._stores.complete(job.id, walk, artifacts, timings)
-        try:
-            await self._keeping.forget()
-        except Unavailable as e:
-            log.warning("states of job %s stay until its files expire: %s", job.id, e)
-        return ended
+        return await self._stores.complete(job.id, walk, artifacts, timings)
 
     async def _begin(self) -> Job:
         """Once, when the first sample has its turn."""

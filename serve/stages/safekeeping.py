@@ -9,7 +9,7 @@ from raydiance.serve.background import spawn
 from raydiance.serve.errors import NotFound, Unavailable
 from raydiance.serve.stages.messages import Checkpointed
 from raydiance.serve.storage.artifacts import ArtifactStore
-from raydiance.serve.storage.job import artifact_prefix
+from raydiance.serve.storage.job import Job, artifact_prefix
 
 log = logging.getLogger("ray.serve")
 
@@ -19,9 +19,10 @@ class Safekeeping:
     every_s: seconds between two states of a sample that are stored; what is done sooner leaves none.
     """
 
-    def __init__(self, artifacts: ArtifactStore, job_id: str, every_s: float) -> None:
+    def __init__(self, artifacts: ArtifactStore, job: Job, every_s: float) -> None:
         self._artifacts = artifacts
-        self._prefix = f"{artifact_prefix(job_id)}/states"
+        self._prefix = f"{artifact_prefix(job.id)}/states"
+        self._may_be_there = job.attempt > 0  # from a dispatcher that had it before
         self._every_s = every_s
         self._since = time.monotonic()
         self._kept: dict[int, tuple[float, str]] = {}  # by sample: when, and its file
@@ -75,5 +76,5 @@ class Safekeeping:
             await self._artifacts.delete_prefix(f"{self._prefix}/{index}")
             return
         self._is_over = True
-        if self._kept or self._writing:
+        if self._kept or self._writing or self._may_be_there:
             await self._artifacts.delete_prefix(self._prefix)

@@ -32,7 +32,7 @@ from raydiance.serve.stages.simulated.costs import Simulated, costs_on, simulate
 from raydiance.serve.stages.simulated.denoiser import SimulatedDenoiser
 from raydiance.serve.stages.simulated.fleet import pack, unpack
 from raydiance.serve.stages.simulated.text_encoder import SimulatedTextEncoder
-from raydiance.serve.stages.simulated.timeline import Timeline
+from raydiance.serve.stages.simulated.timeline import CATCH_UP_S, Timeline
 from raydiance.serve.stages.simulated.vae_decoder import SimulatedVAEDecoder
 from raydiance.serve.storage.job import JobState
 
@@ -119,7 +119,7 @@ async def test_a_job_ends_with_a_file_that_says_what_it_is(house: Callable[..., 
     data = await here.artifacts.get(artifact.key)
     assert len(data) == artifact.size_bytes
     assert {"preview", "progress", "completed"} <= {event.type for event in seen}
-    assert ended.timings["denoise_s"] >= STEP_S  # on a busy machine it makes up for steps that came late
+    assert ended.timings["denoise_s"] >= 6 * STEP_S - CATCH_UP_S  # the first may begin when what was before it ended
 
 
 async def test_a_lease_hands_the_step_back_and_the_next_goes_on(house: Callable[..., SimulatedHouse]) -> None:
