@@ -13,7 +13,6 @@ import functools
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,12 +22,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-ROOT = Path(__file__).parents[1]
+from tests.piped import Piped
+
 STEPS = 80
 START_TIMEOUT_S = 180
 
 
-class FakeGPUs:
+class FakeGPUs(Piped):
     """The program, as a test sees it."""
 
     def __init__(self, folder: Path, num_gpus: int, settings: dict[str, Any]) -> None:
@@ -43,32 +43,7 @@ class FakeGPUs:
             "parallel.device": "cpu",
             **settings,
         }
-        command = [sys.executable, "-m", "tests.fake_gpus", str(num_gpus), json.dumps(options)]
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        self.started: dict[str, Any] = self._answer()
-
-    def ask(self, name: str, **arguments: Any) -> Any:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"do": name, **arguments}) + "\n")
-        self.process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> Any:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, f"the program ended with {self.process.wait()}"
-        return json.loads(line)
-
-    def stop(self) -> None:
-        with self.process:  # closes its pipes, which is the end of its commands
-            assert self.process.stdin is not None
-            self.process.stdin.close()
-            try:
-                self.process.wait(60)
-            finally:
-                self.process.kill()
+        super().__init__("tests.fake_gpus", str(num_gpus), json.dumps(options))
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -19,33 +18,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.piped import Piped
+
 APP, NAME, MODEL = "elastic", "Denoiser-m", "m"
 KEY = f"{APP}/signals/{MODEL}/one"
 
 
-class ScaledCluster:
+class ScaledCluster(Piped):
     """The program, as a test sees it."""
 
     def __init__(self, rules: dict[str, Any]) -> None:
-        command = [sys.executable, "-m", "tests.deploy.scaled_cluster", json.dumps(rules)]
-        self.process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=sys.stderr if "RD_DEBUG" in os.environ else subprocess.DEVNULL,
-            text=True,
-        )
-        self.started = self._answer()
+        super().__init__("tests.deploy.scaled_cluster", json.dumps(rules))
 
     def tell(self, **signals: Any) -> None:
         """What the dispatcher of the model tells from now on, twice a second; `raw` as it is, `silent` nothing."""
-        self._ask("tell", **signals)
+        self.ask("tell", **signals)
 
     def seen(self) -> dict[str, Any]:
         """`targets`: every one that was asked for so far, with the seconds; `live`: replicas that serve; `log`."""
-        return dict(self._ask("seen"))
+        return dict(self.ask("seen"))
 
     def wait(self, live: int, timeout_s: float = 60.0) -> dict[str, Any]:
         deadline = time.monotonic() + timeout_s
@@ -53,27 +44,6 @@ class ScaledCluster:
             assert time.monotonic() < deadline, seen
             time.sleep(0.2)
         return seen
-
-    def _ask(self, name: str, **arguments: Any) -> Any:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"do": name, **arguments}) + "\n")
-        self.process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> Any:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, f"the program ended with {self.process.wait()}"
-        return json.loads(line)
-
-    def stop(self) -> None:
-        with self.process:
-            assert self.process.stdin is not None
-            self.process.stdin.close()
-            try:
-                self.process.wait(30)
-            finally:
-                self.process.kill()
 
 
 @contextmanager
@@ -137,7 +107,7 @@ def main() -> None:
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
     rules = json.loads(sys.argv[1])
-    ray.init(num_cpus=16, include_dashboard=False, logging_level="ERROR")
+    ray.init("local", num_cpus=16, include_dashboard=False, logging_level="ERROR")
     policy = AutoscalingPolicy(
         policy_function="raydiance.deploy.autoscaling:WorkPolicy",
         policy_kwargs={"stage": "denoiser", "models": [MODEL], "rules": rules},
