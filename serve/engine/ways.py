@@ -165,8 +165,9 @@ class Costs:
         return ways[i], seconds
 
     def table(self) -> list[tuple[Shape, Way, float]]:
-        """All that was measured, for logs and metrics; may be called from any thread."""
-        measured = [(shape, list(by_way.items())) for shape, by_way in sorted(self._seconds.items())]
+        """All that was measured, for logs and metrics; may be called from any thread: a copy is made in one go, where
+        going through items can be interrupted."""
+        measured = [(shape, list(by_way.copy().items())) for shape, by_way in sorted(self._seconds.copy().items())]
         return [(shape, way, median_low(seconds)) for shape, by_way in measured for way, seconds in by_way]
 
 
